@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from headway.config.check import Mismatch, convert
 from headway.config.near import did_you_mean, nearest, nearest_key
 from headway.config.schema import Key, keys_of, sections_of
-from headway.config.source import Source
+from headway.config.source import COMMAND_LINE, Source
 from headway.core.errors import UserError
 
 S = TypeVar("S")
@@ -68,9 +68,11 @@ def _value(
     if key.name not in given:
         if key.is_required and full.partition(".")[0] not in refused:
             section = full.partition(".")[0]
-            rule = f"is required: {key.doc}"
+            rule = f"is required: {key.doc.rstrip('.')}"
             remedy = f'In section [{section}] write, for example, {key.name} = "{stand_in}"'
-            problems.append(UserError(rule, key=full, remedy=remedy, where=source.where(full)))
+            where = source.where(section)
+            where = source.file if where == COMMAND_LINE else where
+            problems.append(UserError(rule, key=full, remedy=remedy, where=where))
         if key.is_required:
             refused.add(full)
         return stand_in
@@ -92,7 +94,7 @@ def _own_problems(section: str, settings: Any, source: Source) -> list[UserError
             problem.rule,
             value=problem.value,
             key=f"{section}.{problem.key}",
-            remedy=problem.remedy,
+            remedy=problem.remedy.removesuffix("."),
             where=source.where(f"{section}.{problem.key}"),
         )
         for problem in settings.problems()

@@ -20,7 +20,8 @@ C = TypeVar("C")
 class Clash:
     """Settings that do not go together.
 
-    The first of `keys` that the user wrote is blamed; the rule says the values of the others.
+    The error is about the first of `keys`, and the rule says the values of the others. Its place is that
+    of the first of them that the user wrote.
     """
 
     keys: tuple[str, ...]
@@ -81,9 +82,9 @@ def value_of(config: Any, key: str) -> Any:
 
 
 def _blame(clash: Clash, config: Any, source: Source) -> UserError:
-    key = next((key for key in clash.keys if source.is_given(key)), clash.keys[0])
-    value = value_of(config, key)
-    return UserError(clash.rule, value=value, key=key, remedy=clash.remedy, where=source.where(key))
+    key, value = clash.keys[0], value_of(config, clash.keys[0])
+    written = next(filter(source.is_given, clash.keys), key)
+    return UserError(clash.rule, value=value, key=key, remedy=clash.remedy, where=source.where(written))
 
 
 def _position(problem: UserError) -> tuple[bool, int]:
