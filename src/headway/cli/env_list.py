@@ -1,0 +1,11 @@
+"""headway env list."""
+import click
+@click.command("list")
+def command() -> int:
+    """List the environments.
+
+    \b
+    Example:
+      headway env list
+    """
+    return 0
