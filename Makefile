@@ -41,7 +41,7 @@ check: setup ## lint, formatting, types, floors
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 format: setup ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix
