@@ -1,0 +1,107 @@
+"""One exception tree, picklable, so that an error survives the way from a worker process to the user.
+
+A `UserError` is bad input: it prints without a traceback and ends the command with exit code 2.
+Everything else is an internal or infrastructure fault and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _rebuild(cls: type[HeadwayError], args: tuple[Any, ...], state: dict[str, Any]) -> HeadwayError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class HeadwayError(Exception):
+    """Base of every error that Headway raises on purpose.
+
+    Attributes:
+        rule: what must hold, as one sentence.
+        value: the value that broke the rule, or None.
+        remedy: what the reader can do about it.
+        key: full config key that the value came from, such as `queue.group_size`.
+        where: `file:line` of that key.
+    """
+
+    def __init__(
+        self, rule: str, *, value: object = None, remedy: str = "", key: str = "", where: str = ""
+    ) -> None:
+        super().__init__(rule)
+        self.rule = rule
+        self.value = value
+        self.remedy = remedy
+        self.key = key
+        self.where = where
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+    def __str__(self) -> str:
+        head = ": ".join(part for part in (self.where, self.key) if part)
+        text = f"{head}: {self.rule}" if head else self.rule
+        if self.value is not None:
+            text += f" (got {self.value!r})"
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+
+class UserError(HeadwayError):
+    """Bad input of any kind; exit code 2 and no traceback."""
+
+
+class ConfigError(UserError):
+    """One or more settings break a rule.
+
+    `problems` holds every problem found, so that all are shown at once.
+    """
+
+    def __init__(self, problems: list[UserError]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+class ModelError(UserError):
+    """A checkpoint, tokenizer or chat template is missing, incomplete or of an unknown family."""
+
+
+class EnvironmentSetupError(UserError):
+    """An environment is unknown, or its tasks cannot be used as configured."""
+
+
+class RunDirectoryError(UserError):
+    """A run directory exists already, is not writable, or is not a run."""
+
+
+class JournalError(UserError):
+    """A journal cannot be read: another schema version, or damage in its middle."""
+
+
+class SandboxUnavailableError(UserError):
+    """The machine lacks a feature that the sandbox provider needs."""
+
+
+class SandboxError(HeadwayError):
+    """The sandbox infrastructure failed; never the model's fault and never a reward."""
+
+
+class EngineError(HeadwayError):
+    """The generator refused or lost a request."""
+
+
+class EnvironmentFault(HeadwayError):
+    """An environment's own code raised or broke its contract."""
+
+
+class RewardFault(HeadwayError):
+    """A reward function raised, timed out, or returned something that is not a finite number."""
+
+
+class WorkerDiedError(HeadwayError):
+    """A worker process ended before it was told to; carries its original traceback in `value`."""
+
+
+class DeadlineError(HeadwayError):
+    """A wait passed its deadline; the rule names who waited for whom."""

@@ -1,0 +1,350 @@
+"""Events: facts that the drivers tell the scheduler.
+
+Every event that concerns a rollout names its attempt, and every event of a replica its epoch, so that a
+late or repeated one is recognised and ignored. All fields are scalars, ids, spans and references; tokens
+never appear. SCHEMA_VERSION covers events, commands and notes together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headway.core.codec import from_plain
+from headway.core.records import FinishReason, VersionSpan
+
+SCHEMA_VERSION = 1
+
+Owner = Literal["infrastructure", "environment", "reward", "scheduler"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The driver is up; workers are being started. First event of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    """The run goes on after a stop or a crash. Everything in flight is gone; finished payloads are kept."""
+
+    lineage: int  # the new lineage
+    step: int  # optimizer steps contained in the checkpoint that was loaded
+    spent_wall_s: float  # seconds the run has taken so far, stops excluded
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A trainer or environment worker is ready."""
+
+    role: Literal["trainer", "environment"]
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker process ended unasked."""
+
+    role: Literal["trainer", "environment", "generator"]
+    worker: str
+    cause: str  # the original error, one line
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaJoined:
+    """A generator replica is ready and holds a version."""
+
+    replica: str
+    epoch: int  # one more each time that the replica comes back
+    lineage: int
+    number: int
+    max_running: int  # requests that it decodes at once
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaChanged:
+    """A replica's load, told at times."""
+
+    replica: str
+    epoch: int
+    num_running: int
+    num_waiting: int
+    kv_used_fraction: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLost:
+    """A replica is gone; requests on it end as lost."""
+
+    replica: str
+    epoch: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOffered:
+    """The task source answers RequestTask."""
+
+    request: int  # number of the RequestTask
+    task_id: str
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class TasksExhausted:
+    """The task source has nothing more for this request."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxWanted:
+    """A rollout or a verifier asks for a sandbox at its first use."""
+
+    rollout: str
+    attempt: int
+    sandbox: str  # id, chosen before creation starts, so that nothing can leak unnamed
+    purpose: Literal["rollout", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxReady:
+    """A granted sandbox runs."""
+
+    rollout: str
+    attempt: int
+    sandbox: str
+    start_s: float  # seconds from grant to ready
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxReleased:
+    """A sandbox is gone, as asked."""
+
+    rollout: str
+    attempt: int
+    sandbox: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLost:
+    """A sandbox is gone, unasked."""
+
+    rollout: str
+    attempt: int
+    sandbox: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """The engine finished one answer."""
+
+    rollout: str
+    attempt: int
+    turn: int  # index within the rollout
+    replica: str
+    spans: tuple[VersionSpan, ...]  # versions of the sampled tokens
+    num_prompt_tokens: int  # tokens put before the answer, earlier turns included
+    num_resident_tokens: int  # context that the answer left in the KV cache
+    waiting_s: float  # before a slot was free
+    prefill_s: float
+    decode_s: float
+    finish: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEnded:
+    """A tool call in the sandbox ended."""
+
+    rollout: str
+    attempt: int
+    turn: int
+    duration_s: float
+    cause: str  # exit, wall, oom, ... as the sandbox says
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutParked:
+    """A rollout waits, its engine memory freed; answers Park."""
+
+    rollout: str
+    attempt: int
+    num_tokens: int  # sampled so far
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutEnded:
+    """The environment's coroutine finished; the payload is on disk."""
+
+    rollout: str
+    attempt: int
+    payload: str  # reference into the payload store
+    spans: tuple[VersionSpan, ...]  # of all trainable tokens
+    num_turns: int
+    num_tool_calls: int
+    num_prompt_tokens: int  # tokens that the environment wrote
+    num_tokens: int  # tokens that the policy sampled
+    truncated: bool  # an answer hit its token limit or the context
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFailed:
+    """The rollout ended without a payload. Owner "scheduler" answers Cancel."""
+
+    rollout: str
+    attempt: int
+    owner: Owner
+    cause: str  # a short name, such as cancelled, engine_lost, exception, sandbox
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The reward station's answer."""
+
+    rollout: str
+    attempt: int
+    tries: int  # which Score command this answers, from 1
+    reward: float
+    reasons: tuple[str, ...]
+    duration_s: float
+    sandbox_start_s: float  # part of duration_s that went into starting the verifier's sandbox
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreFailed:
+    """The reward station could not score; the rollout itself is intact."""
+
+    rollout: str
+    attempt: int
+    tries: int
+    cause: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSignal:
+    """The advantage function's answer to Signal."""
+
+    group: str
+    advantages: tuple[tuple[str, float], ...]  # (rollout, advantage)
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnded:
+    """The trainer applied one optimizer step."""
+
+    batch: int
+    step: int  # optimizer steps applied now
+    compute_s: float
+    num_tokens: int  # tokens that went through the model
+    num_trained_tokens: int  # tokens that the loss counted
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPublished:
+    """New weights are complete where replicas can read them."""
+
+    lineage: int
+    number: int
+    publish_s: float
+    manifest: str  # path or key that a replica needs
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionApplied:
+    """A replica decodes with a new version from now on."""
+
+    replica: str
+    epoch: int
+    lineage: int
+    number: int
+    pause_s: float  # time without decoding
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDone:
+    """A checkpoint is complete on disk."""
+
+    step: int
+    path: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvalDue:
+    """Somebody asks for an evaluation now, beside the periodic ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChanged:
+    """A setting of the queue changes during the run."""
+
+    key: str  # relative to the queue's settings
+    value: Any  # a JSON scalar
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """End the run: finish the step, checkpoint, finish."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRefused:
+    """The driver could not carry out a command; the run ends with its message."""
+
+    command: str  # kind of the command
+    target: str  # what it named
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """Time went by; answers WakeAt."""
+
+
+Event = (
+    RunStarted
+    | RunResumed
+    | WorkerJoined
+    | WorkerLost
+    | ReplicaJoined
+    | ReplicaChanged
+    | ReplicaLost
+    | TaskOffered
+    | TasksExhausted
+    | SandboxWanted
+    | SandboxReady
+    | SandboxReleased
+    | SandboxLost
+    | TurnEnded
+    | ToolEnded
+    | RolloutParked
+    | RolloutEnded
+    | RolloutFailed
+    | Scored
+    | ScoreFailed
+    | GroupSignal
+    | StepEnded
+    | VersionPublished
+    | VersionApplied
+    | CheckpointDone
+    | EvalDue
+    | SettingChanged
+    | StopAsked
+    | CommandRefused
+    | DeadlinePassed
+)
+
+EVENTS: dict[str, type] = {cls.__name__: cls for cls in Event.__args__}
+
+
+def event_from_plain(kind: str, plain: dict[str, Any]) -> Event:
+    """Rebuild the event of class name `kind`; an unknown kind raises KeyError."""
+    return from_plain(EVENTS[kind], plain)

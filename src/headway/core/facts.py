@@ -1,0 +1,66 @@
+"""FLOPs and bytes of a decoder-only transformer, from its shape.
+
+Formulas: the project's algorithm notes, "FLOPs and MFU"; the causal convention (half the score matrix) is
+used throughout, and every MFU that is printed says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MFU_CONVENTION = "causal attention, real lengths, recompute excluded"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The shape of a dense model with grouped-query attention.
+
+    Attributes:
+        num_params: parameters, tied embeddings counted once.
+        num_layers: decoder blocks.
+        hidden: width of the residual stream.
+        num_heads: query heads.
+        num_kv_heads: key/value heads.
+        head_dim: width of one head.
+        intermediate: width of the gated feed-forward layer.
+        vocab: rows of the embedding.
+        max_context_tokens: positions that the model was made for.
+    """
+
+    num_params: int
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_context_tokens: int
+
+    @property
+    def linear_params(self) -> int:
+        """Weights that multiply every token: L*[h*d*(2H + 2K) + 3*h*f] + V*h."""
+        attention = self.hidden * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        return self.num_layers * (attention + 3 * self.hidden * self.intermediate) + self.vocab * self.hidden
+
+    def train_flops(self, num_tokens: int, sequence_tokens: float) -> float:
+        """FLOPs of forward and backward over `num_tokens` tokens of sequences of mean length `sequence_tokens`.
+
+        6*N_lin + 6*L*H*d*S per token.
+        """
+        scores = 6 * self.num_layers * self.num_heads * self.head_dim * sequence_tokens
+        return num_tokens * (6 * self.linear_params + scores)
+
+    def lora_train_flops(self, num_tokens: int, sequence_tokens: float, lora_params: int) -> float:
+        """FLOPs of a LoRA step: 4*N_base + 6*N_lora + attention, per token."""
+        scores = 6 * self.num_layers * self.num_heads * self.head_dim * sequence_tokens
+        return num_tokens * (4 * self.linear_params + 6 * lora_params + scores)
+
+    def decode_flops(self, num_tokens: int, context_tokens: float) -> float:
+        """FLOPs of decoding `num_tokens` at mean context `context_tokens`: 2*N_lin + 4*L*H*d*c per token."""
+        scores = 4 * self.num_layers * self.num_heads * self.head_dim * context_tokens
+        return num_tokens * (2 * self.linear_params + scores)
+
+    def kv_bytes_per_token(self, bytes_per_value: int = 4) -> int:
+        """Bytes of keys and values of one token in all layers: 2*L*K*d*bytes."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_value

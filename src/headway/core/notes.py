@@ -1,0 +1,188 @@
+"""Notes: the scheduler's decisions that no event tells, journalled beside the commands.
+
+Telemetry derives every metric from header, events, commands and notes, and needs no rule of the queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from headway.core.codec import from_plain
+
+Fate = Literal[
+    "trained",
+    "filtered",
+    "pruned",
+    "cancelled",
+    "stale",
+    "voided",
+    "failed_infrastructure",
+    "failed_environment",
+    "failed_reward",
+    "evaluated",
+    "stopped",
+    "carried",
+    "unused",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSettled:
+    """The one end of a rollout; the conservation ledger is the sum of these."""
+
+    rollout: str
+    group: str
+    fate: Fate
+    num_tokens: int  # sampled, 0 where the rollout left nothing
+    reason: str = ""  # one line, for fates that need one
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRevived:
+    """A settled rollout is back in the queue: the step that trained it was lost."""
+
+    rollout: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """An attempt ended without a result; `retried` says whether another follows."""
+
+    rollout: str
+    attempt: int
+    owner: str
+    cause: str
+    message: str
+    retried: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettled:
+    """All rollouts of a group are scored or lost."""
+
+    group: str
+    task_id: str
+    level: int
+    purpose: str
+    fate: Literal["queued", "filtered", "voided", "evaluated"]
+    num_rollouts: int  # scored
+    mean_reward: float
+    max_reward: float
+    min_reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReleased:
+    """A batch left the queue for the trainer."""
+
+    batch: int
+    step: int
+    groups: tuple[str, ...]
+    num_rollouts: int
+    num_short_groups: int  # groups missing against the batch size
+    trajectory_staleness: tuple[int, ...]  # one a rollout, from the version at its first token
+    token_staleness: tuple[tuple[int, int], ...]  # (staleness, tokens), all trained tokens
+    queued_groups: int  # left in the queue, with signal
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """How many groups are where, written when it changes at a step's edges."""
+
+    running: int  # admitted and not settled
+    queued: int  # settled, with signal
+
+
+@dataclass(frozen=True, slots=True)
+class Refilled:
+    """A group without signal was dropped and its place may be filled again."""
+
+    group: str
+    num_used: int  # refills since the last batch
+    max_refills: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoSignal:
+    """A whole window of groups had no signal: no step was taken."""
+
+    num_groups: int
+    consecutive: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvalStarted:
+    """An evaluation of one version begins; replicas keep it until the evaluation ends."""
+
+    lineage: int
+    number: int
+    num_tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvalEnded:
+    """An evaluation is complete."""
+
+    lineage: int
+    number: int
+    num_rollouts: int
+    num_failed: int  # not counted in the mean
+    mean_reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSuperseded:
+    """A published version was never applied, because a newer one was there."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A late or repeated event changed nothing."""
+
+    kind: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The run admits nothing more."""
+
+    outcome: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Something that a person should see."""
+
+    code: str  # stable short name
+    text: str
+
+
+Note = (
+    RolloutSettled
+    | RolloutRevived
+    | AttemptFailed
+    | GroupSettled
+    | BatchReleased
+    | QueueDepth
+    | Refilled
+    | NoSignal
+    | EvalStarted
+    | EvalEnded
+    | VersionSuperseded
+    | Ignored
+    | Stopping
+    | Warned
+)
+
+NOTES: dict[str, type] = {cls.__name__: cls for cls in Note.__args__}
+
+
+def note_from_plain(kind: str, plain: dict[str, Any]) -> Note:
+    """Rebuild the note of class name `kind`; an unknown kind raises KeyError."""
+    return from_plain(NOTES[kind], plain)

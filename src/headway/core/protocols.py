@@ -1,0 +1,297 @@
+"""The contracts between the rooms. `headway.runtime` is the only place that builds concrete parts."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from headway.core.commands import Row
+from headway.core.records import FinishReason, Message, Reward, Stream, Task, VersionSpan
+
+# --- engine ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an answer is sampled. Temperature 0 is greedy."""
+
+    max_tokens: int  # >= 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    stop_ids: tuple[int, ...] = ()  # ends the answer; the id itself is part of it
+    stop_strings: tuple[str, ...] = ()  # ends the answer after the token that completes one
+    seed: int = 0  # with the request id it fixes the draw, whatever else is in the batch
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Token ids in."""
+
+    request_id: str  # unique within the run
+    session: str  # requests of one session share KV: the rollout
+    group: str  # requests of one group share their prompt
+    policy: str
+    prompt_ids: array[int]  # the whole context, [p]
+    sampling: Sampling
+    priority: int = 0  # lower runs first
+    streams: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Token ids out. The last chunk of a request, and only it, has `finish`; it may carry tokens too."""
+
+    token_ids: array[int]
+    logprobs: array[float]
+    spans: tuple[VersionSpan, ...]
+    finish: FinishReason | None = None
+    message: str = ""  # why, for lost and rejected
+    replica: str = ""
+    num_resident_tokens: int = 0
+    waiting_s: float = 0.0  # totals of the request, on the terminal chunk
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    streams: Mapping[str, Stream] = field(default_factory=dict[str, Stream])
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """What an engine's answers mean."""
+
+    max_running: int
+    max_context_tokens: int
+    logprobs: Literal["model", "sampling"]  # T=1 and untruncated, or of the distribution drawn from
+    top_p: bool
+    top_k: bool
+    lora: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """An engine's load at one moment."""
+
+    num_running: int
+    num_waiting: int
+    kv_used_fraction: float
+    tokens_per_s: float
+
+
+class Engine(Protocol):
+    """A generator replica as its callers see it."""
+
+    def capabilities(self) -> EngineCapabilities:
+        """Return what this engine can do."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Yield chunks and exactly one terminal chunk, whatever happens."""
+        ...
+
+    async def abort(self, request_ids: Sequence[str] | None) -> None:
+        """End these requests, or all; each yields its terminal chunk with the tokens it has."""
+        ...
+
+    async def end_session(self, session: str) -> None:
+        """Free what is kept for a session between its requests."""
+        ...
+
+    async def apply(self, lineage: int, number: int, manifest: str, kv: str) -> float:
+        """Take up weights between two decode steps; return seconds without decoding."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return the load now."""
+        ...
+
+    async def close(self) -> None:
+        """End every request as aborted and free the memory."""
+        ...
+
+
+# --- sandbox --------------------------------------------------------------------------------------
+
+Cause = Literal[
+    "exit", "wall", "cpu", "oom", "pids", "disk", "inodes", "output", "killed", "infra"
+]  # only infra is no fault of the program
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """How a command ended."""
+
+    rc: int | None  # exit code; None when a signal or a limit ended it
+    signal: int | None
+    stdout: str
+    stderr: str
+    truncated: bool  # output was cut at its limit
+    cause: Cause
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExecLimits:
+    """Limits of one command. Start and queue time never count."""
+
+    wall_s: float = 5.0
+    output_bytes: int = 65536
+
+
+class Sandbox(Protocol):
+    """One contained machine. It is created lazily, at the first exec or file call."""
+
+    @property
+    def id(self) -> str:
+        """The id that was chosen before creation."""
+        ...
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        limits: ExecLimits | None = None,
+    ) -> ExecResult:
+        """Run a command. A command without an exit code is never reported as exit code 0.
+
+        Raises SandboxError when the infrastructure failed.
+        """
+        ...
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file below the sandbox's work folder; a path that leads out raises SandboxError."""
+        ...
+
+    async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
+        """Read a file below the work folder; symlinks that lead out raise SandboxError."""
+        ...
+
+    async def terminate(self) -> None:
+        """End every process and remove every file; idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """One thing that a provider promises on this machine."""
+
+    name: str  # network, memory, pids, files, ...
+    level: Literal["enforced", "best-effort", "absent"]
+    remedy: str = ""  # what would make it enforced
+
+
+class SandboxProvider(Protocol):
+    """Makes sandboxes."""
+
+    async def preflight(self) -> list[Guarantee]:
+        """Say what holds here; raise SandboxUnavailableError with the remedy when nothing can run."""
+        ...
+
+    async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> Sandbox:
+        """Create a sandbox; cancelling the call leaves nothing behind."""
+        ...
+
+    async def list(self, labels: Mapping[str, str]) -> list[str]:
+        """Return ids of live sandboxes whose labels include these."""
+        ...
+
+    async def reap(self, run_id: str) -> int:
+        """End every sandbox of a run, this process's or a dead one's; return how many."""
+        ...
+
+
+# --- environment ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the policy answered, as the environment sees it."""
+
+    text: str  # decoded, the end-of-turn token left out
+    finish: FinishReason
+    num_tokens: int
+    num_room_tokens: int  # left in the context
+
+
+class Chat(Protocol):
+    """A conversation with the policy. It never shows weight updates, pauses or resumes."""
+
+    async def say(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
+        """Append messages and let the policy answer.
+
+        `max_tokens` caps the answer below the configured limit. Raises EnvironmentFault when the
+        messages do not fit the context, EngineError when the engine lost the request.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a rollout left for its verifier: JSON values only, for scoring may happen elsewhere and later."""
+
+    data: dict[str, Any]
+
+
+class Environment(Protocol):
+    """Offers tasks, runs one rollout as a coroutine, scores what it left."""
+
+    name: str
+    resume: Literal["replay", "snapshot", "restart"]
+    needs_sandbox: bool
+    stop_strings: tuple[str, ...]  # text that ends an answer
+    system_prompt: str | None  # None for the chat template's own
+
+    def num_tasks(self, split: str) -> int | None:
+        """Tasks of a split, None when there is no end of them."""
+        ...
+
+    def task(self, split: str, index: int, level: int | None) -> Task:
+        """Return the task at a position; the same arguments give the same task."""
+        ...
+
+    def prompt(self, task: Task) -> Sequence[Message]:
+        """Return the first messages of a task, so that their length can be checked before a run."""
+        ...
+
+    async def rollout(self, task: Task, chat: Chat, sandbox: Sandbox) -> Outcome:
+        """Run one rollout."""
+        ...
+
+    async def score(self, task: Task, outcome: Outcome, sandbox: Sandbox) -> Reward:
+        """Score an outcome. `sandbox` is a fresh one, created only when it is used."""
+        ...
+
+
+# --- trainer --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    num_tokens: int  # through the model
+    num_trained_tokens: int
+    metrics: dict[str, float]
+
+
+class Trainer(Protocol):
+    """The trainer as its worker process sees it. Rows are fetched by reference."""
+
+    def step(self, rows: Sequence[Row]) -> StepResult:
+        """Take one optimizer step on these rows."""
+        ...
+
+    def publish(self, lineage: int, number: int) -> tuple[str, int]:
+        """Write the weights for replicas, atomically; return (manifest, bytes)."""
+        ...
+
+    def save(self, step: int) -> str:
+        """Write a checkpoint, atomically; return its path."""
+        ...
+
+    def load(self, path: str) -> None:
+        """Go on exactly from a checkpoint."""
+        ...

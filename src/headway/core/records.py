@@ -1,0 +1,130 @@
+"""Tasks, turns, training samples, rewards: what a rollout is made of.
+
+Token arrays are buffers (`array.array`), never lists of objects: `TOKENS` for ids, `FLOATS` for
+log-probs, `FLAGS` for masks. A rollout is a tree of turns; each root-to-leaf branch yields one
+TrainingSample. A turn that branches share is trainable in the first branch only.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+TOKENS = "i"
+FLOATS = "f"
+FLAGS = "b"
+
+Purpose = Literal["train", "eval"]
+FinishReason = Literal["stop", "length", "aborted", "lost", "rejected"]
+
+
+class VersionSpan(NamedTuple):
+    """A run of consecutive sampled tokens that one policy version generated."""
+
+    lineage: int  # which life of the run: 0 at first, one more after each resume
+    number: int  # optimizer steps applied to the weights
+    num_tokens: int  # length of the run, tokens
+
+
+def merge_spans(spans: list[VersionSpan]) -> list[VersionSpan]:
+    """Join neighbours of the same version and drop empty ones; order is kept."""
+    merged: list[VersionSpan] = []
+    for span in spans:
+        if span.num_tokens == 0:
+            continue
+        if merged and merged[-1][:2] == span[:2]:
+            merged[-1] = VersionSpan(span.lineage, span.number, merged[-1].num_tokens + span.num_tokens)
+        else:
+            merged.append(span)
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem that an environment poses."""
+
+    id: str  # unique within the run's environment, such as "train/17"
+    split: str  # "train" or "eval"
+    level: int  # difficulty level, 0 where the environment has none
+    payload: dict[str, Any] = field(default_factory=dict[str, Any])  # JSON values; the environment's own
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+@dataclass(slots=True)
+class Turn:
+    """One answer of the policy, with the tokens that were put before it.
+
+    Invariant: `token_ids` are the ids that the engine sampled, untouched; text never makes a round trip.
+    """
+
+    parent: int  # index of the turn that this one continues, -1 for a root
+    prompt_ids: array[int]  # tokens that the environment added since the parent turn, [p]
+    token_ids: array[int]  # sampled tokens, [n]
+    logprobs: array[float]  # behaviour log-prob of each sampled token, [n], nats
+    spans: list[VersionSpan]  # versions of the sampled tokens; lengths sum to n
+    finish: FinishReason  # why the engine stopped
+    temperature: float  # of sampling; 0 is greedy
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A named array that travels beside the tokens (routed experts, kept top-p ids, ...)."""
+
+    axis: Literal["token", "sampled", "rollout"]  # what the first dimension counts
+    dtype: str  # a numpy dtype name, such as "int16"
+    shape: tuple[int, ...]  # full shape
+    data: bytes  # row-major values
+
+
+@dataclass(slots=True)
+class TrainingSample:
+    """One row of tokens that the trainer learns from.
+
+    Invariants: every array has one entry a token; where `trainable` is 0 the log-prob is 0 and is never
+    read; the spans cover the trainable tokens in order.
+    """
+
+    token_ids: array[int]  # [n]
+    trainable: array[int]  # 1 where the policy sampled the token and the loss counts it, [n]
+    logprobs: array[float]  # behaviour log-probs, [n], nats
+    spans: list[VersionSpan]  # versions of the trainable tokens in order
+    temperature: float  # of sampling
+    streams: dict[str, Stream] = field(default_factory=dict[str, Stream])
+
+    @property
+    def num_trainable(self) -> int:
+        """Tokens that the loss counts."""
+        return sum(self.trainable)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """What a verifier says of one rollout."""
+
+    score: float  # finite
+    reasons: tuple[str, ...] = ()  # short sentences, most important first
+    metrics: dict[str, float] = field(default_factory=dict[str, float])  # extra numbers for the report
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Where a rollout's time went, in seconds. The parts sum to the time from its start to its score.
+
+    `queue_s` is waiting for a place anywhere (engine slot, sandbox grant, scorer) and the hand-over
+    between processes.
+    """
+
+    queue_s: float = 0.0
+    sandbox_start_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    tool_s: float = 0.0
+    score_s: float = 0.0
