@@ -136,11 +136,10 @@ def to_bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 def _write_weights(reader: GGUFReader, config: dict[str, Any], target: Path) -> None:
     from gguf.quants import dequantize
-    from safetensors import serialize_file
 
     expected = read_shape(target).tensor_shapes()
     heads = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
-    stored: dict[str, dict[str, Any]] = {}
+    stored: dict[str, NDArray[np.uint16]] = {}
     for tensor in reader.tensors:
         name = tensor_name(tensor.name)
         # GGUF lists dimensions from the innermost outwards.
@@ -152,11 +151,26 @@ def _write_weights(reader: GGUFReader, config: dict[str, Any], target: Path) -> 
         for projection, key in heads.items():
             if f"{projection}.weight" in name:
                 weight = unpermute(weight, config[key])
-        data = to_bfloat16_bits(weight).tobytes()
-        stored[name] = {"dtype": "bfloat16", "shape": list(shape), "data": data}
+        stored[name] = to_bfloat16_bits(weight)
     if missing := sorted(expected.keys() - stored.keys()):
         raise ModelError("The GGUF file must hold every tensor of the model", value=missing[:5])
-    serialize_file(dict(sorted(stored.items())), str(target / "model.safetensors"), {"format": "pt"})
+    write_bfloat16(target / "model.safetensors", stored)
+
+
+def write_bfloat16(file: Path, tensors: Mapping[str, NDArray[np.uint16]]) -> None:
+    """Write a safetensors file of bfloat16 tensors, given as their bits: numpy has no such type."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, bits in tensors.items():
+        header[name] = {"dtype": "BF16", "shape": bits.shape, "data_offsets": (end, end + bits.nbytes)}
+        end += bits.nbytes
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    # The format asks for data that begins at a multiple of eight bytes.
+    encoded += b" " * (-len(encoded) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(encoded).to_bytes(8, "little") + encoded)
+        for bits in tensors.values():
+            stream.write(bits.tobytes())
 
 
 def _write_generation_config(target: Path, config: dict[str, Any]) -> None:
@@ -184,7 +198,7 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> None:
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """Build the byte-level BPE tokenizer; ModelError for another kind than SmolLM's or GPT-2's."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     _require(metadata, "tokenizer.ggml.model", ("gpt2",))
     kind = _require(metadata, "tokenizer.ggml.pre", ("smollm", "gpt-2"))
@@ -194,7 +208,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges, fuse_unk=False))
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if kind == "smollm":
-        digits = pre_tokenizers.Split(Regex(r"\p{N}"), behavior="isolated")
+        digits = pre_tokenizers.Digits(individual_digits=True)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_of])  # pyright: ignore[reportAttributeAccessIssue]
     else:
         tokenizer.pre_tokenizer = bytes_of  # pyright: ignore[reportAttributeAccessIssue]
