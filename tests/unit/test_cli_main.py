@@ -70,7 +70,9 @@ def test_a_command_is_listed_with_its_own_first_line_and_shows_an_example(path, 
     assert command.name == path[-1]
     assert command.help.partition("\n")[0] == group.lazy_commands[path[-1]][1]
     if not isinstance(command, LazyGroup):
-        assert f"  headway {' '.join(path)} " in command.help or f"  headway {' '.join(path)}\n" in command.help
+        assert (
+            f"  headway {' '.join(path)} " in command.help or f"  headway {' '.join(path)}\n" in command.help
+        )
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help

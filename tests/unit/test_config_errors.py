@@ -36,8 +36,8 @@ class Engine:
     threads: int | None = setting(None, "Threads.", ge=1)
     betas: tuple[float, float] = setting((0.9, 0.99), "Betas.", ge=0, lt=1)
     levels: tuple[int, ...] = setting((1, 2), "Levels.", ge=0)
-    names: list[str] = setting(list, "Names.")
-    args: dict[str, Any] = setting(dict, "Arguments.")
+    names: list[str] = setting(list, "Names.")  # noqa: RUF009
+    args: dict[str, Any] = setting(dict, "Arguments.")  # noqa: RUF009
     bits: Literal[4, 8] = setting(8, "Bits.")
     seed: int | str = setting(0, "Seed.")
 
@@ -100,7 +100,10 @@ def test_a_right_file_loads_with_defaults_and_types(load):
         ("top_p = nan", "model.top_p: must be a finite number (got nan)"),
         ("top_p = inf", "model.top_p: must be a finite number (got inf)"),
         ("top_p = 0", "model.top_p: must be above 0 and at most 1 (got 0)"),
-        ("compile = 1", "model.compile: must be true or false (got 1). Write it in lower case and without quotes"),
+        (
+            "compile = 1",
+            "model.compile: must be true or false (got 1). Write it in lower case and without quotes",
+        ),
         ("threads = 2.0", "model.threads: must be an integer (got 2.0). Write 2"),
         ("threads = 2.5", "model.threads: must be an integer (got 2.5)"),
         ("threads = false", "model.threads: must be an integer (got False)"),
@@ -110,7 +113,10 @@ def test_a_right_file_loads_with_defaults_and_types(load):
         ("betas = [0.9]", "model.betas: must have 2 entries (got [0.9])"),
         ("betas = [0.9, 1]", "model.betas: entry 1 must be at least 0 and below 1 (got [0.9, 1])"),
         ("levels = 3", "model.levels: must be a list of integer (got 3). Write it in square brackets"),
-        ("levels = [1, 'a']", "model.levels: entry 1 must be an integer (got [1, 'a']). Write it without quotes"),
+        (
+            "levels = [1, 'a']",
+            "model.levels: entry 1 must be an integer (got [1, 'a']). Write it without quotes",
+        ),
         ("args = 1", "model.args: must be a table (got 1). Write it as { key = value }"),
         ("bits = 5", "model.bits: must be 4 or 8 (got 5)"),
         ("bits = 8.0", "model.bits: must be 4 or 8 (got 8.0)"),
@@ -162,7 +168,7 @@ def test_a_section_that_is_a_value(messages):
 
 
 def test_a_missing_required_key_names_section_and_example(messages):
-    rule = "model.path: is required: The model. In section [model] write, for example, path = \"smollm\""
+    rule = 'model.path: is required: The model. In section [model] write, for example, path = "smollm"'
     assert messages("") == [f"run.toml: {rule}"]
     assert messages("\n[model]\ntop_p = 1.0") == [f"run.toml:2: {rule}"]
     assert messages("", "model.top_p=1.0") == [f"run.toml: {rule}"]
@@ -184,7 +190,8 @@ def test_all_problems_come_at_once_in_the_order_of_the_file(messages):
     text = "[queue]\nbound = 0\nbatch_size = 0\n[model]\ntop_p = 0.5\nbits = 3\n"
     assert messages(text, "queue.group_size=x", "model.compile=yes") == [
         "run.toml:3: queue.batch_size: must be at least 1 (got 0)",
-        'run.toml:4: model.path: is required: The model. In section [model] write, for example, path = "smollm"',
+        "run.toml:4: model.path: is required: The model. "
+        'In section [model] write, for example, path = "smollm"',
         "run.toml:5: model.top_p: must be 1 when queue.bound is 0 (got 0.5). Use 1",
         "run.toml:6: model.bits: must be 4 or 8 (got 3)",
         "command line: queue.group_size: must be an integer (got 'x'). Write it without quotes",
@@ -205,7 +212,8 @@ def test_a_rule_is_not_checked_on_a_refused_value(messages):
         ("[queue]\nbound = 1\nbound = 2", "run.toml:3: not valid TOML: Cannot overwrite a value"),
         (
             "[queue]\nbound = yes",
-            "run.toml:2: not valid TOML: Invalid value. Strings need quotes; true and false are in lower case",
+            "run.toml:2: not valid TOML: Invalid value. "
+            "Strings need quotes; true and false are in lower case",
         ),
         ("[queue\nbound = 1", "run.toml:1: not valid TOML: Expected ']' at the end of a table declaration"),
         ('[queue]\n\nx = "', "run.toml:3: not valid TOML: Unterminated string"),

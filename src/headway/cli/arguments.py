@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from headway.core.errors import RunDirectoryError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 run_argument = click.argument("run", type=click.Path(path_type=Path))
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")

@@ -1,8 +1,11 @@
 """headway env list."""
+
 import click
+
+
 @click.command("list")
 def command() -> int:
-    """List the environments.
+    r"""List the environments.
 
     \b
     Example:

@@ -1,8 +1,11 @@
 """headway env try."""
+
 import click
+
+
 @click.command("try")
 def command() -> int:
-    """Run one rollout and show it turn by turn.
+    r"""Run one rollout and show it turn by turn.
 
     \b
     Example:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from headway.config.near import did_you_mean, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class LazyGroup(click.Group):

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from headway import __version__
 from headway.cli.lazy import LazyGroup
 from headway.core.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 COMMANDS = {
     "train": ("train", "Train a model as a config file says."),

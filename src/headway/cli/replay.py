@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from headway.cli.arguments import check_run, naming, run_argument
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @click.command("replay")
 @run_argument
 @click.option("--verify", is_flag=True, help="Compare every command; exit code 1 at the first difference.")
 def command(run: Path, verify: bool) -> int:
-    """Check a run's journal against the scheduler.
+    r"""Check a run's journal against the scheduler.
 
     Feeds the recorded events to a fresh scheduler and compares the commands it gives with the recorded ones,
     byte for byte. No model, sandbox or process is started.

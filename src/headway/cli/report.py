@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from headway.cli.arguments import check_run, naming, run_argument
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @click.command("report")
 @run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, keyed by metric name.")
 def command(run: Path, as_json: bool) -> int:
-    """Show what a run did and what it learned.
+    r"""Show what a run did and what it learned.
 
     Everything is derived from the run's journal; a run that is still going, or that died, can be reported
     too. Metrics are explained in docs/metrics.md.

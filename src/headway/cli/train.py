@@ -14,10 +14,12 @@ SMOKE = ("stop.steps=2", "eval.num_tasks=8")
 @click.command("train")
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
-@click.option("--print-config", is_flag=True, help="Print the resolved config, every key explained, and stop.")
+@click.option(
+    "--print-config", is_flag=True, help="Print the resolved config, every key explained, and stop."
+)
 @click.option("--smoke", is_flag=True, help="Two steps and small evaluations: does it run at all?")
 def command(config: Path, overrides: tuple[str, ...], print_config: bool, smoke: bool) -> int:
-    """Train a model as a config file says.
+    r"""Train a model as a config file says.
 
     CONFIG is a TOML file; docs/configuration.md lists its keys. KEY=VALUE overrides one of them. The run's
     directory is printed first; it holds the resolved config, journal, checkpoints and summary.

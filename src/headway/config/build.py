@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from headway.config.check import Mismatch, convert
@@ -11,6 +10,9 @@ from headway.config.near import did_you_mean, nearest, nearest_key
 from headway.config.schema import Key, keys_of, sections_of
 from headway.config.source import COMMAND_LINE, Source
 from headway.core.errors import UserError
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Mapping
 
 S = TypeVar("S")
 

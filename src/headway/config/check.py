@@ -1,4 +1,7 @@
-"""Checks one TOML value against a setting's type and bounds. Strict: nothing is coerced except int to float."""
+"""Checks one TOML value against a setting's type and bounds.
+
+Strict: nothing is coerced, except that an integer is a number too.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from headway.config.near import did_you_mean, nearest
-from headway.core.settings import Rule
+
+if typing.TYPE_CHECKING:
+    from headway.core.settings import Rule
 
 
 class Mismatch(Exception):

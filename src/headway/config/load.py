@@ -6,12 +6,14 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headway.config.build import build
 from headway.config.source import COMMAND_LINE, Source, read_source
 from headway.core.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 C = TypeVar("C")
 
@@ -57,9 +59,8 @@ def load_into(
     problems: list[UserError] = []
     config, refused = build(schema, source, examples, problems)
     for rule in rules:
-        for clash in rule(config):
-            if refused.isdisjoint(clash.keys):
-                problems.append(_blame(clash, config, source))
+        clashes = [clash for clash in rule(config) if refused.isdisjoint(clash.keys)]
+        problems += [_blame(clash, config, source) for clash in clashes]
     if problems:
         raise ConfigError(sorted(problems, key=_position))
     return config

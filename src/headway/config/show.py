@@ -19,10 +19,9 @@ WIDTH = 100
 
 def render(config: Any) -> str:
     """Return the whole config as TOML, keys in the order of their declaration, descriptions as comments."""
-    return "\n".join(
-        _render_section(name, settings, getattr(config, name))
-        for name, settings in sections_of(type(config)).items()
-    )
+    schema: type = type(config)
+    sections = sections_of(schema).items()
+    return "\n".join(_render_section(name, settings, getattr(config, name)) for name, settings in sections)
 
 
 def toml_value(value: Any) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import tomllib
 import typing
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from headway.config import positions
 from headway.core.errors import ConfigError, UserError
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 COMMAND_LINE = "command line"
 
@@ -72,7 +74,9 @@ def parse_override(text: str) -> tuple[positions.Path, Any]:
     key, raw = key.strip(), raw.strip()
     if not equals or not key:
         remedy = "Write it like queue.bound=2; options begin with two dashes"
-        raise UserError("an override must have the form key=value", value=text, remedy=remedy, where=COMMAND_LINE)
+        raise UserError(
+            "an override must have the form key=value", value=text, remedy=remedy, where=COMMAND_LINE
+        )
     try:
         parts = _only_path(tomllib.loads(f"{key} = 0"))
     except tomllib.TOMLDecodeError:
