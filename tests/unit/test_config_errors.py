@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 import pytest
 
-from headway.config.load import Clash, load_into
+from headway.config.rules import Clash
+from headway.config.source import read_source
+from headway.config.validate import validate
 from headway.core.errors import ConfigError, UserError
 from headway.core.settings import Problem, setting
 
@@ -60,13 +62,9 @@ def load(tmp_path, monkeypatch):
 
     def load(text, *overrides):
         Path("run.toml").write_text(text)
-        return load_into(
-            Schema,
-            Path("run.toml"),
-            overrides,
-            examples={"model.path": "smollm"},
-            rules=[no_nucleus_when_synchronous],
-        )
+        source = read_source(Path("run.toml"), overrides)
+        examples, rules = {"model.path": "smollm"}, [no_nucleus_when_synchronous]
+        return validate(Schema, source, examples=examples, rules=rules)
 
     return load
 
@@ -228,7 +226,7 @@ def test_a_syntax_error_has_file_and_line(load, text, message):
 def test_unreadable_files(load, tmp_path):
     def message(path):
         with pytest.raises(UserError) as caught:
-            load_into(Schema, path, [], examples={}, rules=[])
+            read_source(path, [])
         return str(caught.value)
 
     missing, broken = tmp_path / "missing.toml", tmp_path / "broken.toml"

@@ -40,13 +40,13 @@ class Source:
         return self.file
 
 
-def read_source(path: Path, overrides: Sequence[str]) -> Source:
-    """Read the file and apply `key=value` overrides in order.
+def read_source(path: Path | None, overrides: Sequence[str]) -> Source:
+    """Read the file, if there is one, and apply `key=value` overrides in order.
 
     Raises UserError when the file cannot be read or parsed, and ConfigError for malformed overrides.
     """
-    text = _read_text(path)
-    file = str(path)
+    text = "" if path is None else _read_text(path)
+    file = COMMAND_LINE if path is None else str(path)
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
