@@ -30,7 +30,7 @@ class Everything:
     """
 
     count: int = setting(1, "How many.", ge=-(10**9))
-    share: float = setting(0.5, "A share of it, which has a description that is so long that it has to be "
+    share: float = setting(0.5, "A share of it, which has so long a description that it has to be "
                            "wrapped when it is shown as a comment above its key.")  # fmt: skip
     on: bool = setting(True, "Whether.")
     text: str = setting("a | b", "Text.")
@@ -75,8 +75,8 @@ def test_every_key_is_shown_with_its_description():
         "[first]\n"
         "# How many.\n"
         "count = 1\n"
-        "# A share of it, which has a description that is so long that it has to be wrapped when it is shown\n"
-        "# as a comment above its key.\n"
+        "# A share of it, which has so long a description that it has to be wrapped when it is shown as a\n"
+        "# comment above its key.\n"
         "share = 0.5\n"
         "# Whether.\n"
         "on = true\n"

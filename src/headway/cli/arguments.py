@@ -11,7 +11,7 @@ import click
 from headway.core.errors import RunDirectoryError, UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 run_argument = click.argument("run", type=click.Path(path_type=Path))
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -29,7 +29,7 @@ def check_run(run: Path) -> Path:
 
 
 @contextmanager
-def naming(run: Path) -> Iterator[None]:
+def naming(run: Path) -> Generator[None]:
     """Add the run directory to any fault that is raised inside."""
     try:
         yield

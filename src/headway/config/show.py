@@ -17,10 +17,9 @@ from headway.config.schema import Key, keys_of, sections_of, summary_of
 WIDTH = 100
 
 
-def render(config: Any) -> str:
+def render(config: object) -> str:
     """Return the whole config as TOML, keys in the order of their declaration, descriptions as comments."""
-    schema: type = type(config)
-    sections = sections_of(schema).items()
+    sections = sections_of(type(config)).items()
     return "\n".join(_render_section(name, settings, getattr(config, name)) for name, settings in sections)
 
 
@@ -42,7 +41,7 @@ def toml_value(value: Any) -> str:
     raise TypeError(f"no TOML for {type(value).__name__}")
 
 
-def _render_section(name: str, settings: type, values: Any) -> str:
+def _render_section(name: str, settings: type, values: object) -> str:
     lines = [f"# {summary_of(settings)}", f"[{name}]"]
     for key in keys_of(settings).values():
         lines += textwrap.wrap(key.doc, WIDTH, initial_indent="# ", subsequent_indent="# ")
