@@ -6,9 +6,12 @@ the settlement of its rollouts takes it away. A batch whose step never ended goe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from headway.telemetry.tails import ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Level:
@@ -114,7 +117,7 @@ class QueueDepth:
         self._over = True
 
     def resumed(self, t: float) -> None:
-        """A new life at `t`: a batch whose step never ended waits again. The time between lives is left out."""
+        """A new life at `t`: a batch whose step never ended waits again; the time between is left out."""
         self._over = False
         self.all.skip_to(t)
         self.signal.skip_to(t)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from headway.telemetry.records import Stat
+from typing import TYPE_CHECKING
+
 from headway.telemetry.tails import ratio
+
+if TYPE_CHECKING:
+    from headway.telemetry.records import Stat
 
 _TOTALS = ("driver_cpu_s", "scheduler_s", "journal_s")
 OVERHEAD_TARGET = 0.03  # share of wall time
@@ -32,7 +36,8 @@ class DriverCost:
     def summary(self, wall_s: float) -> dict[str, object]:
         """Return the rl.driver keys and the generator's largest memory; None for what was never measured."""
         totals = {
-            name: self._earlier[name] + self._newest[name] if name in self._newest else None for name in _TOTALS
+            name: self._earlier[name] + self._newest[name] if name in self._newest else None
+            for name in _TOTALS
         }
         cpu = totals["driver_cpu_s"]
         return {

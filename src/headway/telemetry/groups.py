@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from headway.core.events import GroupSignal
-from headway.core.notes import GroupSettled, RolloutRevived, RolloutSettled
+from typing import TYPE_CHECKING
+
 from headway.telemetry.ledger import KEPT
-from headway.telemetry.rollouts import FinishedRollout
 from headway.telemetry.tails import Tails, ratio
+
+if TYPE_CHECKING:
+    from headway.core.events import GroupSignal
+    from headway.core.notes import GroupSettled, RolloutRevived, RolloutSettled
+    from headway.telemetry.rollouts import FinishedRollout
 
 _NOT_REJECTED = KEPT | {"stopped", "unused"}  # ends that say nothing against the rollout
 
@@ -70,7 +74,7 @@ class Groups:
         self._rejected.discard(note.rollout)
 
     def acceptance(self) -> float | None:
-        """Share of the scored rollouts of settled groups that entered the queue and were not discarded later."""
+        """Share of the rollouts of settled groups that entered the queue and were not discarded later."""
         return ratio(self._num_accepted - len(self._rejected), self._num_scored)
 
     def summary(self) -> dict[str, object]:

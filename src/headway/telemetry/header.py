@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import headway
@@ -44,7 +44,7 @@ def new_header(
     return JournalHeader(
         headway=headway.__version__,
         code=code,
-        created=datetime.fromtimestamp(wall_time(), tz=timezone.utc).isoformat(timespec="seconds"),
+        created=datetime.fromtimestamp(wall_time(), tz=UTC).isoformat(timespec="seconds"),
         config=config,
         seed=seed,
         model=model,

@@ -1,129 +1,29 @@
-"""The journal on disk: `journal.jsonl`, a header line and then one record a line.
+"""Reading the journal: `journal.jsonl`, a header line and then one record a line.
 
-A record is written with a plain write before its commands run, which is enough against the death of the
-process; `sync` makes it survive a power cut. After a write that failed nothing more is written, so damage
-is only ever at the end: an unfinished or unreadable last line is torn and counts as never written;
-anything wrong before it is an error.
+An unfinished or unreadable last line is torn and counts as never written; anything wrong before it is an
+error. Writing is in `journal_writer`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headway.core.clock import stopwatch
-from headway.core.codec import dumps, from_plain, to_plain
-from headway.core.commands import Command
-from headway.core.errors import HeadwayError, JournalError, RunDirectoryError
-from headway.core.events import SCHEMA_VERSION, Event
-from headway.core.notes import Note
+from headway.core.codec import from_plain
+from headway.core.errors import JournalError, RunDirectoryError
+from headway.core.events import SCHEMA_VERSION
 from headway.telemetry.header import JournalHeader
-from headway.telemetry.records import Entry, Stat, entry_from_plain, plain
+from headway.telemetry.journal_writer import JournalWriter
+from headway.telemetry.records import Entry, Stat, entry_from_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["JOURNAL_NAME", "Journal", "JournalWriter", "journal_path", "read_journal", "truncate_torn_tail"]
 
 JOURNAL_NAME = "journal.jsonl"
-
-
-class JournalWriter:
-    """Appends records to a journal. One writer a journal, in one thread.
-
-    Attributes:
-        spent_s: seconds spent encoding, writing and syncing so far.
-        num_bytes: bytes written by this writer.
-    """
-
-    def __init__(self, path: Path, append: bool = False) -> None:
-        """Open `path`; with `append` an existing journal is continued, else it must not exist.
-
-        Raises RunDirectoryError when the file cannot be opened so.
-        """
-        self.spent_s = 0.0
-        self.num_bytes = 0
-        self._path = path
-        self._failed = False
-        self._unsynced = False
-        try:
-            self._file = path.open("ab" if append else "xb", buffering=0)
-        except FileExistsError as error:
-            raise RunDirectoryError(
-                f"{path} exists already",
-                remedy="Choose another run directory, or continue this one with `headway resume`.",
-            ) from error
-        except OSError as error:
-            raise RunDirectoryError(f"{path} cannot be opened for writing: {error.strerror}") from error
-
-    def write_header(self, header: JournalHeader) -> None:
-        """Write the first line and make the file itself survive a power cut."""
-        self._write({"header": to_plain(header)})
-        self.sync()
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-    def write_event(
-        self, seq: int, t: float, event: Event, commands: Sequence[Command], notes: Sequence[Note]
-    ) -> None:
-        """Write one event with the commands and notes that handling it gave."""
-        self._write(
-            {
-                "seq": seq,
-                "t": t,
-                "event": plain(event),
-                "commands": [plain(command) for command in commands],
-                "notes": [plain(note) for note in notes],
-            }
-        )
-
-    def write_stat(self, t: float, values: Mapping[str, float]) -> None:
-        """Write measurements of the driver."""
-        self._write({"t": t, "stat": dict(values)})
-
-    def sync(self) -> None:
-        """Make everything written so far survive a power cut; costs nothing when nothing is new."""
-        if not self._unsynced:
-            return
-        start = stopwatch()
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise self._failure(error) from error
-        self._unsynced = False
-        self.spent_s += stopwatch() - start
-
-    def close(self) -> None:
-        """Sync, unless a write failed, and close; idempotent."""
-        if self._file.closed:
-            return
-        try:
-            if not self._failed:
-                self.sync()
-        finally:
-            self._file.close()
-
-    def _write(self, record: dict[str, Any]) -> None:
-        if self._failed:
-            raise HeadwayError(f"the journal {self._path} takes no more records: an earlier write failed")
-        start = stopwatch()
-        rest = memoryview((dumps(record) + "\n").encode())
-        self.num_bytes += len(rest)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            raise self._failure(error) from error
-        self._unsynced = True
-        self.spent_s += stopwatch() - start
-
-    def _failure(self, error: OSError) -> HeadwayError:
-        self._failed = True
-        return HeadwayError(
-            f"the journal {self._path} cannot be written: {error.strerror}",
-            remedy="Free disk space or mend the disk, then go on with `headway resume`.",
-        )
 
 
 class Journal:
@@ -244,18 +144,19 @@ def _parse(line: bytes, *, torn_allowed: bool) -> dict[str, Any] | None:
 def _read_header(path: Path) -> JournalHeader:
     _, line, last = next(_numbered_lines(path), (1, b"", True))
     raw = _parse(line, torn_allowed=last)
-    head = None if raw is None else raw.get("header")
-    if not isinstance(head, dict) or "schema" not in head:
+    head: dict[str, Any] = (raw or {}).get("header") or {}
+    if "schema" not in head:
         raise JournalError(
             "the first line is not a complete journal header",
             where=f"{path}:1",
             remedy="The run ended before it began, or this is another file; start a new run.",
         )
     if head["schema"] != SCHEMA_VERSION:
+        writer = head.get("headway", "unknown")
         raise JournalError(
             f"the journal has schema version {head['schema']}, this Headway reads version {SCHEMA_VERSION}",
             where=f"{path}:1",
-            remedy=f"Read it with the Headway that wrote it ({head.get('headway', 'unknown')}), or start a new run.",
+            remedy=f"Read it with the Headway that wrote it ({writer}), or start a new run.",
         )
     try:
         return from_plain(JournalHeader, head)

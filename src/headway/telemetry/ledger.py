@@ -60,8 +60,8 @@ class Ledger:
 
     def conservation(self, finished: bool) -> dict[str, object]:
         """Return the conservation keys; `ok` allows open rollouts only while the run is unfinished."""
-        rollouts = dict.fromkeys(FATES, 0)
-        tokens = dict.fromkeys(FATES, 0)
+        rollouts: dict[Fate, int] = dict.fromkeys(FATES, 0)
+        tokens: dict[Fate, int] = dict.fromkeys(FATES, 0)
         num_open = num_mismatches = 0
         for line in self._lines.values():
             if line.fate is None:
@@ -83,15 +83,15 @@ class Ledger:
         }
 
     def discards(self) -> dict[str, object]:
-        """Return rl.discard.{reason}.rollouts and .tokens of train rollouts, and their shares of all settled."""
-        rollouts = dict.fromkeys(FATES, 0)
-        tokens = dict.fromkeys(FATES, 0)
+        """Return rl.discard.{reason}.rollouts and .tokens of train rollouts, and the shares of all."""
+        rollouts: dict[Fate, int] = dict.fromkeys(FATES, 0)
+        tokens: dict[Fate, int] = dict.fromkeys(FATES, 0)
         for line in self._lines.values():
             if line.fate is not None and line.purpose == "train":
                 rollouts[line.fate] += 1
                 tokens[line.fate] += line.num_tokens
         keys: dict[str, object] = {}
-        reasons = [fate for fate in FATES if fate not in KEPT]
+        reasons: list[Fate] = [fate for fate in FATES if fate not in KEPT]
         for reason in reasons:
             keys[f"rl.discard.{reason}.rollouts"] = rollouts[reason]
             keys[f"rl.discard.{reason}.tokens"] = tokens[reason]

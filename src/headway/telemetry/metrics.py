@@ -7,57 +7,25 @@ one that the scheduler noted as Ignored, changes no metric.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headway.core.commands import Command, Finish, StartRollout, Train
-from headway.core.events import (
-    CheckpointDone,
-    CommandRefused,
-    Event,
-    GroupSignal,
-    ReplicaLost,
-    RolloutEnded,
-    RolloutFailed,
-    RunResumed,
-    SandboxLost,
-    SandboxReady,
-    SandboxWanted,
-    Scored,
-    StepEnded,
-    ToolEnded,
-    TurnEnded,
-    VersionApplied,
-    VersionPublished,
-    WorkerLost,
-)
-from headway.core.facts import MFU_CONVENTION
-from headway.core.notes import (
-    AttemptFailed,
-    BatchReleased,
-    EvalEnded,
-    GroupSettled,
-    Ignored,
-    Note,
-    Refilled,
-    RolloutRevived,
-    RolloutSettled,
-    Stopping,
-    VersionSuperseded,
-    Warned,
-)
+from headway.core import commands, events, notes
 from headway.core.records import Latency
 from headway.telemetry.depth import QueueDepth
 from headway.telemetry.driver import DriverCost
 from headway.telemetry.groups import Groups
-from headway.telemetry.header import JournalHeader
-from headway.telemetry.journal import Journal
 from headway.telemetry.ledger import Ledger
 from headway.telemetry.records import Entry, Stat
 from headway.telemetry.rollouts import FinishedRollout, Rollouts
 from headway.telemetry.run_facts import RunFacts, facts_of
 from headway.telemetry.steps import StepSeries
+from headway.telemetry.summary import summary_of
 from headway.telemetry.tails import Tails
 from headway.telemetry.window import TrainingWindow
+
+if TYPE_CHECKING:
+    from headway.telemetry.header import JournalHeader
+    from headway.telemetry.journal import Journal
 
 LATENCY_PARTS = tuple(part.name for part in fields(Latency))
 
@@ -118,10 +86,10 @@ class RunMetrics:
             self.driver.feed(record)
             return
         t, kind = record.t, type(record.event).__name__
-        if isinstance(record.event, RunResumed):
+        if isinstance(record.event, events.RunResumed):
             self._resumed(t, record.event)
         self._advance(t)
-        if not any(isinstance(note, Ignored) and note.kind == kind for note in record.notes):
+        if not any(isinstance(note, notes.Ignored) and note.kind == kind for note in record.notes):
             self._event(t, record.event)
         for note in record.notes:
             self._note(t, note)
@@ -133,84 +101,84 @@ class RunMetrics:
         self.window.advance(t)
         self.depth.advance(t)
 
-    def _event(self, t: float, event: Event) -> None:
+    def _event(self, t: float, event: events.Event) -> None:
         match event:
-            case TurnEnded():
+            case events.TurnEnded():
                 self._rollouts.turn_ended(event)
-            case ToolEnded():
+            case events.ToolEnded():
                 self._rollouts.tool_ended(event)
-            case SandboxWanted():
+            case events.SandboxWanted():
                 self._rollouts.sandbox_wanted(event)
-            case SandboxReady():
+            case events.SandboxReady():
                 self.sandbox_start_s.add(event.start_s)
                 self.sandboxes_started.add(event.sandbox)
                 self._rollouts.sandbox_ready(event)
-            case SandboxLost():
+            case events.SandboxLost():
                 self.num_sandboxes_lost += 1
                 self.num_sandboxes_never_ready += event.sandbox not in self.sandboxes_started
-            case RolloutEnded():
+            case events.RolloutEnded():
                 self._rollouts.ended(event)
                 self.ledger.ended(event.rollout, event.num_tokens)
-            case RolloutFailed():
+            case events.RolloutFailed():
                 self._rollouts.failed(event.rollout, event.attempt)
-            case Scored():
+            case events.Scored():
                 finished = self._rollouts.scored(t, event)
                 if finished is not None and finished.purpose == "train":
                     self._finished(finished)
-            case GroupSignal():
+            case events.GroupSignal():
                 self.groups.signalled(event)
-            case StepEnded():
+            case events.StepEnded():
                 self._step_ended(t, event)
-            case VersionPublished():
+            case events.VersionPublished():
                 self.publish_s.add(event.publish_s)
                 self.window.published(event.publish_s)
                 self.steps.published(event.publish_s)
-            case VersionApplied():
+            case events.VersionApplied():
                 self.pause_s.add(event.pause_s)
-            case CheckpointDone():
+            case events.CheckpointDone():
                 self.window.checkpointed(event.duration_s)
-            case WorkerLost():
+            case events.WorkerLost():
                 self._warn(t, "worker_lost", f"{event.role} {event.worker} ended unasked: {event.cause}")
-            case ReplicaLost():
+            case events.ReplicaLost():
                 self._warn(t, "replica_lost", f"generator {event.replica} was lost: {event.cause}")
-            case CommandRefused():
+            case events.CommandRefused():
                 self._warn(t, "command_refused", f"{event.command} {event.target}: {event.message}")
             case _:
                 pass
 
-    def _note(self, t: float, note: Note) -> None:
+    def _note(self, t: float, note: notes.Note) -> None:
         match note:
-            case RolloutSettled():
+            case notes.RolloutSettled():
                 self.ledger.settled(note)
                 self.groups.rollout_settled(note)
                 self.depth.rollout_settled(note.group, note.rollout)
-            case RolloutRevived():
+            case notes.RolloutRevived():
                 self.ledger.revived(note)
                 self.groups.rollout_revived(note)
                 self.depth.rollout_revived(note.group, note.rollout)
-            case GroupSettled() if note.purpose == "train":
+            case notes.GroupSettled() if note.purpose == "train":
                 self._group_settled(note)
-            case BatchReleased():
+            case notes.BatchReleased():
                 self.steps.released(note)
                 self.depth.released(note.groups)
-            case EvalEnded():
+            case notes.EvalEnded():
                 self.steps.eval_ended(t, note)
-            case AttemptFailed():
+            case notes.AttemptFailed():
                 self.failed_attempts[note.owner] = self.failed_attempts.get(note.owner, 0) + 1
-            case Refilled():
+            case notes.Refilled():
                 self.num_refills += 1
-            case VersionSuperseded():
+            case notes.VersionSuperseded():
                 self.num_superseded += 1
-            case Stopping():
+            case notes.Stopping():
                 self._stopping(t)
-            case Warned():
+            case notes.Warned():
                 self._warn(t, note.code, note.text)
             case _:
                 pass
 
-    def _command(self, t: float, command: Command) -> None:
+    def _command(self, t: float, command: commands.Command) -> None:
         match command:
-            case StartRollout():
+            case commands.StartRollout():
                 self._rollouts.started(t, command)
                 self.ledger.started(command.rollout, command.purpose)
                 if command.purpose == "train":
@@ -218,9 +186,9 @@ class RunMetrics:
                         self.window.train_rollout_started(t)
                         self.steps.window_opened(t)
                     self.depth.started(t, command.group, command.rollout)
-            case Train():
+            case commands.Train():
                 self.steps.training(command)
-            case Finish():
+            case commands.Finish():
                 self._stopping(t)
                 self.outcome, self.message, self.failed = command.outcome, command.message, command.failed
             case _:
@@ -243,7 +211,7 @@ class RunMetrics:
         for age in rollout.environment_staleness:
             self.environment_staleness[age] = self.environment_staleness.get(age, 0) + 1
 
-    def _group_settled(self, note: GroupSettled) -> None:
+    def _group_settled(self, note: notes.GroupSettled) -> None:
         decided, zero = self.groups.num_decided, self.groups.num_zero
         self.groups.settled(note)
         bucket = self.steps.bucket
@@ -252,8 +220,8 @@ class RunMetrics:
         if note.fate == "queued":
             self.depth.queued(note.group)
 
-    def _step_ended(self, t: float, event: StepEnded) -> None:
-        flops = self.facts.train_flops(event.num_tokens, self.steps.sequence_tokens(event.num_tokens))
+    def _step_ended(self, t: float, event: events.StepEnded) -> None:
+        flops = self.facts.train_flops(event.num_tokens, self.steps.sequence_tokens())
         self.window.step_ended(t, event.compute_s)
         self.steps.step_ended(t, event, flops)
         self.depth.step_ended()
@@ -262,7 +230,7 @@ class RunMetrics:
         self.window.stopping(t)
         self.depth.stopping()
 
-    def _resumed(self, t: float, event: RunResumed) -> None:
+    def _resumed(self, t: float, event: events.RunResumed) -> None:
         lost = [record for record in self.steps.records if record.step > event.step]
         self.lost_compute_s += sum(record.compute_s for record in lost)
         self.lost_flops += sum(record.flops or 0.0 for record in lost)
@@ -282,9 +250,4 @@ class RunMetrics:
 
     def summary(self) -> dict[str, Any]:
         """Return every metric under its name; None where the run does not tell it yet."""
-        from headway.telemetry.summary import summary_of
-
         return summary_of(self)
-
-
-MFU_OVER = f"{MFU_CONVENTION}; over the trainer's computing time"

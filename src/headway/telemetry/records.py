@@ -6,14 +6,16 @@ Encoding is canonical, so two equal lists of commands are equal strings: a repla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.core.codec import dumps, to_plain
 from headway.core.commands import Command, command_from_plain
 from headway.core.events import Event, event_from_plain
 from headway.core.notes import Note, note_from_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)

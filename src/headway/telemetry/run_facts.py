@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.facts import ModelFacts
-from headway.telemetry.header import JournalHeader
 from headway.telemetry.settings import SOLVED_REWARD
+
+if TYPE_CHECKING:
+    from headway.telemetry.header import JournalHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,10 @@ class RunFacts:
 
 
 def facts_of(header: JournalHeader) -> RunFacts:
-    """Read the facts: `queue.bound`, `stop.steps` and `stop.wall_s` of the scheduler's settings,
-    `telemetry.solved_reward` of the config, and the rest from the header's own fields.
+    """Read the facts.
+
+    They are `queue.bound`, `stop.steps` and `stop.wall_s` of the scheduler's settings,
+    `telemetry.solved_reward` of the config, and the header's own fields.
     """
     stop = _section(header.queue, "stop")
     solved = _section(header.config, "telemetry").get("solved_reward", SOLVED_REWARD)

@@ -8,13 +8,15 @@ progress keep their place, for only surviving versions generated them.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headway.core.commands import Train
-from headway.core.events import StepEnded
-from headway.core.notes import BatchReleased, EvalEnded
-from headway.telemetry.rollouts import FinishedRollout
 from headway.telemetry.tails import ratio
+
+if TYPE_CHECKING:
+    from headway.core.commands import Train
+    from headway.core.events import StepEnded
+    from headway.core.notes import BatchReleased, EvalEnded
+    from headway.telemetry.rollouts import FinishedRollout
 
 MIN_END_ROLLOUTS = 32  # that reward.first and reward.last rest on at least, where there are as many
 
@@ -120,11 +122,13 @@ class StepSeries:
 
     def training(self, command: Train) -> None:
         """A batch goes to the trainer."""
-        self._trained_lengths = [self._lengths[row.rollout] for row in command.rows if row.rollout in self._lengths]
+        known = self._lengths
+        self._trained_lengths = [known[row.rollout] for row in command.rows if row.rollout in known]
 
-    def sequence_tokens(self, num_tokens: int) -> float:
-        """Token-weighted mean length of the batch in training; `num_tokens` where no length is known."""
-        return ratio(sum(n * n for n in self._trained_lengths), sum(self._trained_lengths)) or float(num_tokens)
+    def sequence_tokens(self) -> float:
+        """Token-weighted mean length of the batch in training, 0 where no length is known."""
+        lengths = self._trained_lengths
+        return ratio(sum(length * length for length in lengths), sum(lengths)) or 0.0
 
     def published(self, publish_s: float) -> None:
         """The trainer published weights."""
@@ -181,6 +185,7 @@ class StepSeries:
         for record in reversed(self.records):
             if record.step == note.number:
                 record.eval = reward
+                break
         return point
 
     def resumed(self, step: int) -> None:

@@ -66,7 +66,9 @@ def _rates(metrics: RunMetrics) -> dict[str, Any]:
         if production is None or acceptance is None
         else production * acceptance,
         "rl.production.acceptance_fraction": acceptance,
-        "rl.consumption.active_samples_per_s": ratio(num_trained, sum(record.compute_s for record in records)),
+        "rl.consumption.active_samples_per_s": ratio(
+            num_trained, sum(record.compute_s for record in records)
+        ),
         "rl.consumption.wall_samples_per_s": ratio(num_trained, window_s),
         "rl.trainer.wait_fraction": shares["wait"],
         "rl.trainer.compute_fraction": shares["compute"],
