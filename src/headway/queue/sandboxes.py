@@ -13,8 +13,12 @@ from headway.queue.context import Context
 from headway.queue.state import RolloutState, SandboxState
 
 
-def wanted(ctx: Context, event: SandboxWanted) -> None:
+def wanted(ctx: Context, rollout: RolloutState, event: SandboxWanted) -> None:
     """A rollout or verifier reached its first use of a sandbox."""
+    if event.sandbox in rollout.sandboxes:
+        ctx.note(Ignored("SandboxWanted", event.sandbox))
+        return
+    rollout.sandboxes.append(event.sandbox)
     ctx.state.sandboxes[event.sandbox] = SandboxState(event.rollout, event.attempt, event.purpose)
 
 

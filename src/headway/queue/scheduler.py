@@ -125,10 +125,11 @@ class Scheduler:
             ):
                 self._take_rollout(ctx, event)
             case SandboxWanted():
-                if self._current(ctx, event.rollout, event.attempt):
-                    sandboxes.wanted(ctx, event)
-                else:
+                found = ctx.find(event.rollout)
+                if found is None or found[1].attempt != event.attempt or found[1].station in ("scored", "lost"):
                     ctx.note(Ignored("SandboxWanted", event.sandbox))
+                else:
+                    sandboxes.wanted(ctx, found[1], event)
             case SandboxReady():
                 sandboxes.ready(ctx, event)
             case SandboxReleased() | SandboxLost():
@@ -224,10 +225,6 @@ class Scheduler:
         if self.state.phase == "running" and every and self.state.step % every == 0:
             evaluation.due(ctx)
         stopping.after_step(ctx)
-
-    def _current(self, ctx: Context, rollout_id: str, attempt: int) -> bool:
-        found = ctx.find(rollout_id)
-        return found is not None and found[1].attempt == attempt and found[1].station not in ("scored", "lost")
 
     def _take_rollout(self, ctx: Context, event: RolloutEvent) -> None:
         found = ctx.find(event.rollout)

@@ -33,6 +33,7 @@ class RolloutState:
     reward: float = 0.0
     advantage: float = 0.0
     owner: str = ""  # of its loss, for station lost
+    sandboxes: list[str] = field(default_factory=list[str])  # ids it ever asked for, to know a repeated request
 
 
 @dataclass(slots=True)

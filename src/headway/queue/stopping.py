@@ -105,7 +105,7 @@ def finish(ctx: Context) -> None:
 def _waiting(ctx: Context) -> bool:
     """Whether the end still waits for a rollout, the trainer, a sandbox or the last evaluation."""
     state = ctx.state
-    if state.trainer != "idle" or state.sandboxes or (state.trainer_joined and state.saved_step < state.step):
+    if state.trainer != "idle" or state.sandboxes or (state.trainer_joined and max(state.saved_step, 0) < state.step):
         return True
     if state.eval is not None or (state.eval_wanted >= 0 and state.replicas):
         return True

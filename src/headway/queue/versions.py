@@ -25,8 +25,11 @@ def publish(ctx: Context) -> None:
 
 def published(ctx: Context, event: VersionPublished) -> None:
     """New weights are readable."""
-    ctx.met("publish")
     state = ctx.state
+    if state.trainer != "publishing" or (event.lineage, event.number) != (state.lineage, state.step):
+        ctx.note(Ignored("VersionPublished", str(event.number)))
+        return
+    ctx.met("publish")
     state.trainer = "idle"
     held = max((r.pending if r.pending is not None else r.number for r in state.replicas.values()), default=0)
     if state.published > held and state.published >= 0:
@@ -55,7 +58,7 @@ def apply(ctx: Context) -> None:
 def applied(ctx: Context, event: VersionApplied) -> None:
     """A replica decodes with a new version."""
     replica = ctx.state.replicas.get(event.replica)
-    if replica is None or replica.epoch != event.epoch:
+    if replica is None or replica.epoch != event.epoch or replica.pending != event.number:
         ctx.note(Ignored("VersionApplied", event.replica))
         return
     ctx.met(f"apply:{event.replica}")
@@ -77,8 +80,11 @@ def save(ctx: Context) -> None:
 
 def saved(ctx: Context, event: CheckpointDone) -> None:
     """The checkpoint contains every step so far: what it trained needs no keeping."""
-    ctx.met("checkpoint")
     state = ctx.state
+    if state.trainer != "saving" or event.step != state.step:
+        ctx.note(Ignored("CheckpointDone", str(event.step)))
+        return
+    ctx.met("checkpoint")
     state.trainer = "idle"
     state.saved_step = event.step
     for group in list(state.groups.values()):
