@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -28,8 +27,12 @@ def command(run: Path, as_json: bool) -> int:
       headway report runs/quickstart --json
     """
     check_run(run)
+    from headway.telemetry.journal import read_journal
+    from headway.telemetry.metrics import RunMetrics
     from headway.telemetry.report import report_json, report_text
 
     with naming(run):
-        click.echo(json.dumps(report_json(run), indent=2) if as_json else report_text(run))
+        metrics = RunMetrics.of(read_journal(run))
+        summary = metrics.summary()
+        click.echo(report_json(summary) if as_json else report_text(summary, metrics.series()))
     return 0

@@ -20,6 +20,9 @@ class RunSettings:
     seed: int = setting(
         0, "Seed of tasks, sampling and initial adapters. The same seed gives the same tasks.", ge=0
     )
+    usd_per_hour: float | None = setting(
+        None, "Price of the machine in US dollars an hour, for the report's costs. Unset: no costs.", ge=0
+    )
     heartbeat_s: float = setting(
         1.0, "How often each process says that it is alive, in seconds.", gt=0, le=10
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import types
 import typing
 from dataclasses import dataclass
@@ -55,5 +56,7 @@ def sections_of(schema: type) -> dict[str, type]:
 
 
 def summary_of(settings: type) -> str:
-    """Return the first line of a settings class's docstring."""
-    return (settings.__doc__ or "").strip().partition("\n")[0]
+    """Return the first line of a settings class's docstring, without the section that it may name first."""
+    line = (settings.__doc__ or "").strip().partition("\n")[0]
+    line = re.sub(r"^Section \[\w+\]: ", "", line)
+    return line[:1].upper() + line[1:]
