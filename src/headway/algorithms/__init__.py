@@ -1,0 +1,1 @@
+"""Advantages, policy losses and the one normaliser. Only the losses import torch."""

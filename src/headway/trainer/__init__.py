@@ -1,0 +1,1 @@
+"""The trainer: rows in, one optimizer step, weights and checkpoints out."""

@@ -1,0 +1,258 @@
+"""The trainer of one process: `headway.core.protocols.Trainer` on the CPU.
+
+A step consumes rows (references to payloads), waits for nothing and is never blocked by generation: the
+caller hands it whole batches. One batch is one optimizer step; micro-batches only bound memory.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from headway.algorithms.losses import LOSSES
+from headway.algorithms.losses.apply import apply_loss
+from headway.core.errors import HeadwayError
+from headway.core.protocols import StepResult
+from headway.trainer import checkpoints
+from headway.trainer.packing import num_positions, pack
+from headway.trainer.policy import TrainedPolicy
+from headway.trainer.schedule import learning_rate
+from headway.trainer.sequences import build_sequences, count, fetch_rows
+from headway.trainer.sums import BatchSums
+from headway.weights.manifest import read_manifest
+from headway.weights.publish import write_adapter, write_full
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from headway.algorithms.normaliser import Denominators
+    from headway.algorithms.settings import AlgorithmSettings
+    from headway.core.commands import Row
+    from headway.trainer.sequences import FetchedRow
+    from headway.trainer.settings import TrainerSettings
+
+MAX_NONFINITE_STEPS = 3  # in a row
+_STATE = "trainer.pt"
+
+
+class LocalTrainer:
+    """Trains one policy.
+
+    Args:
+        model: a checkpoint directory, or a loaded model that this trainer then owns.
+        settings: of the trainer; `threads` is set for the whole process.
+        algorithm: loss and normaliser.
+        payload_dir: where rows' payloads are.
+        weights_dir: where versions are published; shared memory or the run directory.
+        checkpoint_dir: where checkpoints are written.
+        seed: of the LoRA factors' first values.
+        keep_checkpoints: newest checkpoints that stay.
+    """
+
+    def __init__(
+        self,
+        model: Path | str | PreTrainedModel,
+        settings: TrainerSettings,
+        algorithm: AlgorithmSettings,
+        *,
+        payload_dir: Path,
+        weights_dir: Path,
+        checkpoint_dir: Path,
+        seed: int = 0,
+        keep_checkpoints: int = 3,
+    ) -> None:
+        torch.set_num_threads(settings.threads)
+        self._settings = settings
+        self._algorithm = algorithm
+        self._loss = LOSSES.load(algorithm.loss)
+        self._payload_dir = payload_dir
+        self._weights_dir = weights_dir
+        self._checkpoint_dir = checkpoint_dir
+        self._keep_checkpoints = keep_checkpoints
+        self._policy = TrainedPolicy(_loaded(model), settings, seed)
+        self._optimizer = torch.optim.AdamW(
+            self._policy.trainable().values(),
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        self._steps = 0  # optimizer steps applied: the number of the version being trained
+        self._lineage: int | None = None  # of the last publication; unknown before it and after a load
+        self._num_nonfinite = 0  # steps in a row that were skipped
+        self._loss_sum = 0.0  # since the last optimizer step
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps applied, skipped ones included."""
+        return self._steps
+
+    def step(self, rows: Sequence[Row]) -> StepResult:
+        """Take one optimizer step on a whole batch.
+
+        A step whose loss or gradient is not finite leaves the weights as they are, counts as a step (the
+        version's number rises) and reports `nonfinite` 1.
+
+        Raises HeadwayError for rows that cannot be trained, and when more than MAX_NONFINITE_STEPS steps in
+        a row were not finite.
+        """
+        fetched = fetch_rows(rows, self._payload_dir, self._policy.vocab)
+        self.zero_grad()
+        sums = self._forward_backward(fetched, count(fetched))
+        metrics = sums.metrics() | self.optim_step()
+        if self._num_nonfinite > MAX_NONFINITE_STEPS:
+            names = ", ".join(row.rollout for row in rows[:8])
+            rule = f"loss and gradient must be finite; step {self._steps} was skipped like the {MAX_NONFINITE_STEPS} before"
+            remedy = f"Its first rollouts are {names}. A lower trainer.learning_rate may help"
+            raise HeadwayError(rule, value=(metrics["loss"], metrics["grad_norm"]), remedy=remedy)
+        return StepResult(sums.num_tokens, sums.num_trained_tokens, metrics)
+
+    def forward(
+        self, rows: Sequence[Row], policy: Literal["policy", "reference"] = "policy"
+    ) -> list[list[Tensor]]:
+        """Return log-probs of the trained tokens, nats, for each row and each of its samples, [k].
+
+        `reference` is the checkpoint that the run began from; it raises HeadwayError with full fine-tuning.
+        """
+        if policy == "reference":
+            with self._policy.as_reference():
+                return self.forward(rows)
+        fetched = fetch_rows(rows, self._payload_dir, self._policy.vocab)
+        sequences = build_sequences(
+            fetched, count(fetched), self._algorithm, steps=self._steps, lineage=self._lineage
+        )
+        found: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for row in pack(sequences, self._settings.micro_batch_tokens):
+                logp, _ = self._policy.logprobs(row)
+                found |= dict(zip(row.members, logp.split(row.lengths), strict=True))
+        flat = iter([found.get(index, torch.empty(0)) for index in range(len(sequences))])
+        return [[next(flat) for _ in item.samples] for item in fetched]
+
+    def denominators(self, rows: Sequence[Row]) -> Denominators:
+        """Return the denominators of a whole optimizer batch."""
+        return count(fetch_rows(rows, self._payload_dir, self._policy.vocab))
+
+    def forward_backward(self, rows: Sequence[Row], denominators: Denominators) -> BatchSums:
+        """Add the gradient of a part of a batch; parts in any split and order add up to the whole's."""
+        return self._forward_backward(
+            fetch_rows(rows, self._payload_dir, self._policy.vocab), denominators
+        )
+
+    def zero_grad(self) -> None:
+        """Forget the gradient gathered so far."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._loss_sum = 0.0
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradient gathered so far, by parameter name."""
+        return {name: p.grad for name, p in self._policy.trainable().items() if p.grad is not None}
+
+    def optim_step(self) -> dict[str, float]:
+        """Clip the gathered gradient, apply it and forget it.
+
+        Returns:
+            `grad_norm` before clipping, `learning_rate`, and `nonfinite`: 1 when the update was skipped.
+        """
+        parameters = list(self._policy.trainable().values())
+        rate = learning_rate(self._settings, self._steps + 1)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self._settings.max_grad_norm).item()
+        finite = math.isfinite(norm) and math.isfinite(self._loss_sum)
+        if finite:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+        self._num_nonfinite = 0 if finite else self._num_nonfinite + 1
+        self._steps += 1
+        self.zero_grad()
+        return {"grad_norm": norm, "learning_rate": rate, "nonfinite": float(not finite)}
+
+    def publish(self, lineage: int, number: int) -> tuple[str, int]:
+        """Write the weights for replicas, atomically; return (manifest, bytes)."""
+        if number != self._steps:
+            rule = f"a version's number must be the {self._steps} optimizer steps applied"
+            raise HeadwayError(rule, value=number)
+        tensors = self._policy.published()
+        if self._settings.full:
+            path = write_full(self._weights_dir, lineage, number, tensors)
+        else:
+            path = write_adapter(
+                self._weights_dir,
+                lineage,
+                number,
+                tensors,
+                rank=self._settings.lora_rank,
+                alpha=self._settings.lora_alpha,
+                base_model=self._policy.base_model_name,
+            )
+        self._lineage = lineage
+        return str(path), read_manifest(path).num_bytes
+
+    def save(self, step: int) -> str:
+        """Write a checkpoint, whole or not at all, and drop the oldest; return its path."""
+        if step != self._steps:
+            rule = f"a checkpoint's step must be the {self._steps} optimizer steps applied"
+            raise HeadwayError(rule, value=step)
+        facts = {"kind": "full" if self._settings.full else "lora"}
+        with checkpoints.writing(self._checkpoint_dir, step, facts) as staging:
+            self._policy.save(staging)
+            state = {
+                "steps": self._steps,
+                "num_nonfinite": self._num_nonfinite,
+                "optimizer": self._optimizer.state_dict(),
+                "rng": torch.get_rng_state(),
+            }
+            torch.save(state, staging / _STATE)
+        checkpoints.retain(self._checkpoint_dir, step, self._keep_checkpoints)
+        return str(checkpoints.checkpoint_path(self._checkpoint_dir, step))
+
+    def load(self, path: str) -> None:
+        """Go on exactly from a checkpoint: the next step is the same to the bit.
+
+        Raises HeadwayError when the checkpoint is incomplete, UserError when it is of another model.
+        """
+        directory = Path(path)
+        checkpoints.read_checkpoint(directory)
+        self._policy.load(directory)
+        state: dict[str, Any] = torch.load(directory / _STATE, weights_only=True)
+        self._optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["rng"])
+        self._steps = state["steps"]
+        self._num_nonfinite = state["num_nonfinite"]
+        self._lineage = None
+        self.zero_grad()
+
+    def _forward_backward(self, fetched: Sequence[FetchedRow], denominators: Denominators) -> BatchSums:
+        sequences = build_sequences(
+            fetched, denominators, self._algorithm, steps=self._steps, lineage=self._lineage
+        )
+        sums = BatchSums(num_unshared_tokens=sum(map(num_positions, sequences)))
+        for row in pack(sequences, self._settings.micro_batch_tokens):
+            logp, entropy = self._policy.logprobs(row)
+            output = apply_loss(
+                self._loss,
+                logp,
+                row.behaviour_logp.to(logp.dtype),
+                row.advantages.to(logp.dtype),
+                row.weights.to(logp.dtype),
+                self._algorithm,
+            )
+            output.total.backward()
+            sums.add(row, output, logp.detach(), entropy)
+        self._loss_sum += sums.loss
+        return sums
+
+
+def _loaded(model: Path | str | PreTrainedModel) -> PreTrainedModel:
+    if not isinstance(model, (Path, str)):
+        return model
+    from headway.models.load import load_causal_lm
+
+    return load_causal_lm(Path(model))

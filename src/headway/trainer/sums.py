@@ -1,0 +1,71 @@
+"""What forward and backward passes leave behind: sums that add up over micro-batches, and their means."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headway.algorithms.losses.apply import LossOutput
+    from headway.trainer.packing import PackedRow
+
+
+@dataclass(slots=True)
+class BatchSums:
+    """Sums over the micro-batches so far.
+
+    Attributes:
+        logprobs: log-probs of the trained tokens of each sequence before the step, by sequence, [k].
+    """
+
+    loss: float = 0.0  # weighted by the normaliser; over a whole batch it is the batch's loss
+    num_tokens: int = 0  # positions through the model, shared prefixes once
+    num_unshared_tokens: int = 0  # the same if every sequence were computed alone
+    num_trained_tokens: int = 0
+    num_micro_batches: int = 0
+    terms: Counter[str] = field(default_factory=Counter[str])  # of the loss, see LossOutput.sums
+    entropy: float = 0.0
+    mismatch: float = 0.0  # sum of |trainer - behaviour| over tokens of the newest version
+    mismatch_max: float = 0.0
+    num_fresh_tokens: int = 0
+    logprobs: dict[int, Tensor] = field(default_factory=dict[int, "Tensor"])
+
+    def add(self, row: PackedRow, output: LossOutput, logp: Tensor, entropy: Tensor) -> None:
+        """Add one micro-batch."""
+        self.loss += output.total.item()
+        self.num_tokens += len(row.token_ids)
+        self.num_trained_tokens += output.num_tokens
+        self.num_micro_batches += 1
+        self.terms.update(output.sums)
+        self.entropy += entropy.sum().item()
+        gap = (logp - row.behaviour_logp).abs()[row.fresh]
+        if len(gap):
+            self.mismatch += gap.sum().item()
+            self.mismatch_max = max(self.mismatch_max, gap.max().item())
+            self.num_fresh_tokens += len(gap)
+        self.logprobs |= dict(zip(row.members, logp.split(row.lengths), strict=True))
+
+    def metrics(self) -> dict[str, float]:
+        """Return means over trained tokens; mismatch only where tokens of the newest version were trained.
+
+        `kl_mu_pi` is the k3 estimate of KL(mu || pi), `kl_mu_pi_k1` the k1 estimate, nats a token.
+        """
+        num = max(1, self.num_trained_tokens)
+        metrics = {
+            "loss": self.loss,
+            "clip_fraction": self.terms["clipped"] / num,
+            "ratio_mean": self.terms["ratio"] / num,
+            "kl_mu_pi": self.terms["kl_k3"] / num,
+            "kl_mu_pi_k1": self.terms["kl_k1"] / num,
+            "entropy": self.entropy / num,
+            "num_micro_batches": float(self.num_micro_batches),
+            "num_unshared_tokens": float(self.num_unshared_tokens),
+            "num_fresh_tokens": float(self.num_fresh_tokens),
+        }
+        if self.num_fresh_tokens:
+            metrics["mismatch_mean"] = self.mismatch / self.num_fresh_tokens
+            metrics["mismatch_max"] = self.mismatch_max
+        return metrics

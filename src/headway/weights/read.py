@@ -1,0 +1,81 @@
+"""Read a published version as full tensors, whatever form it was published in."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from headway.core.errors import HeadwayError
+from headway.weights.manifest import Manifest, read_manifest
+from headway.weights.names import lora_name, parse_lora
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
+
+
+class WeightReader:
+    """Turns manifests into full updated tensors.
+
+    `base` are the weights of the checkpoint that the run began from, under Hugging Face names. An adapter
+    is added to them, never to an earlier version: they must not change, so an engine that updates its model
+    in place keeps a copy.
+    """
+
+    def __init__(self, base: Mapping[str, Tensor], *, check_hashes: bool = False) -> None:
+        self._base = base
+        self._check_hashes = check_hashes
+
+    def read(self, manifest: str | Path) -> Iterator[tuple[str, Tensor]]:
+        """Yield (Hugging Face name, tensor) of every weight that the version may have changed.
+
+        A tensor has its base's shape and dtype; the sum base + scaling * B @ A is taken in float32 or
+        wider. The version cannot be pruned until the iterator is exhausted or closed. A tied output layer
+        is not named: only the embedding is.
+
+        Raises HeadwayError for a version that is gone or torn, or that does not fit the base.
+        """
+        path = Path(manifest)
+        with contextlib.ExitStack() as stack:
+            try:
+                held = stack.enter_context(path.open("rb"))
+            except OSError as error:
+                raise HeadwayError(f"published weights {path} must be there; {error}") from error
+            fcntl.flock(held, fcntl.LOCK_SH)
+            facts = read_manifest(path, hashes=self._check_hashes)
+            try:
+                file = stack.enter_context(safe_open(path.parent / facts.files[0].name, framework="pt"))
+                yield from self._full(file, path) if facts.kind == "full" else self._adapted(file, facts, path)
+            except SafetensorError as error:
+                raise HeadwayError(f"published weights {path} are damaged: {error}") from error
+
+    def _full(self, file: safe_open, path: Path) -> Iterator[tuple[str, Tensor]]:
+        for name in file.keys():  # noqa: SIM118 - a safetensors file is not a mapping
+            tensor = file.get_tensor(name)
+            base = self._like(name, tuple(tensor.shape), path)
+            yield name, tensor.to(base.dtype)
+
+    def _adapted(self, file: safe_open, facts: Manifest, path: Path) -> Iterator[tuple[str, Tensor]]:
+        names = set(file.keys())
+        for parameter in sorted({parse_lora(name).parameter for name in names}):
+            if missing := {lora_name(parameter, "A"), lora_name(parameter, "B")} - names:
+                raise HeadwayError(f"published weights {path} must hold both factors", value=missing.pop())
+            a, b = file.get_tensor(lora_name(parameter, "A")), file.get_tensor(lora_name(parameter, "B"))
+            base = self._like(parameter, (b.shape[0], a.shape[1]), path)
+            wide = torch.promote_types(torch.promote_types(a.dtype, base.dtype), torch.float32)
+            total = torch.addmm(base.to(wide), b.to(wide), a.to(wide), alpha=facts.scaling)
+            yield parameter, total.to(base.dtype)
+
+    def _like(self, name: str, shape: tuple[int, ...], path: Path) -> Tensor:
+        base = self._base.get(name)
+        if base is None or tuple(base.shape) != shape:
+            found = None if base is None else tuple(base.shape)
+            rule = f"published weights {path} must fit the base model: {name} has shape {shape} there"
+            raise HeadwayError(rule, value=found, remedy="Generator and trainer must load one checkpoint")
+        return base
