@@ -157,6 +157,6 @@ def _latency(attempt: _Open, scored: Scored, whole: float) -> Latency:
         "score_s": max(0.0, scored.duration_s - scored.sandbox_start_s),
     }
     explained = sum(parts.values())
-    if explained > whole > 0.0:
+    if explained > whole:
         return Latency(**{name: part * whole / explained for name, part in parts.items()})
     return Latency(queue_s=max(0.0, whole - explained), **parts)
