@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from headway.config.rules import Clash
+from headway.config.clash import Clash
 from headway.config.source import read_source
 from headway.config.validate import validate
 from headway.core.errors import ConfigError, UserError

@@ -34,11 +34,11 @@ def command(config: Path, overrides: tuple[str, ...], print_config: bool, smoke:
       headway train examples/tiny.toml --print-config
     """
     from headway.config.load import load_config
-    from headway.config.show import render
+    from headway.config.show import render_config
 
     resolved = load_config(config, (*(SMOKE if smoke else ()), *overrides))
     if print_config:
-        click.echo(render(resolved), nl=False)
+        click.echo(render_config(resolved), nl=False)
         return 0
     from headway.runtime.train import train
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from typing import TYPE_CHECKING
 
+from headway.config.arguments import with_all_arguments
 from headway.config.compose import EXAMPLES, Config
 from headway.config.rules import RULES
 from headway.config.source import read_source
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, apply `key=value` overrides in order, and check everything.
 
-    An empty `run.name` becomes the file's name without its ending, so that the config is complete.
+    The environment's arguments are completed with their defaults, so that the config says all that a run
+    depends on.
 
     Args:
         path: the file; None takes all values from the overrides.
@@ -30,8 +30,4 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         UserError: when the file cannot be read or is no TOML.
     """
     config = validate(Config, read_source(path, overrides), examples=EXAMPLES, rules=RULES)
-    if config.run.name:
-        return config
-    stem = "run" if path is None else path.stem
-    name = re.sub(r"[^A-Za-z0-9_.-]", "-", stem).lstrip(".-") or "run"
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, name=name))
+    return with_all_arguments(config)

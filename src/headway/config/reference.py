@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from headway.config.check import describe_bounds, describe_type
+from headway.config.compose import Config
 from headway.config.schema import Key, keys_of, sections_of, summary_of
 from headway.config.show import toml_value
+from headway.environments.registry import names_and_summaries, settings_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _INTRODUCTION = """\
 # Configuration
@@ -25,14 +31,29 @@ errors, all shown at once with file and line. `headway train CONFIG --print-conf
 """
 
 
-def reference_page(schema: type) -> str:
-    """Return the page for a composed config class, as Markdown."""
+def reference_page(schema: type, environments: Mapping[str, type]) -> str:
+    """Return the page for a composed config class, as Markdown.
+
+    Args:
+        schema: the class of sections.
+        environments: name -> dataclass of arguments of each environment to describe.
+    """
     parts = [_INTRODUCTION]
     for section, settings in sections_of(schema).items():
-        rows = "\n".join(_row(key) for key in keys_of(settings).values())
-        table = f"| Key | Type | Default | Description |\n| --- | --- | --- | --- |\n{rows}\n"
-        parts.append(f"## `[{section}]`\n\n{summary_of(settings)}\n\n{table}")
+        parts.append(f"## `[{section}]`\n\n{summary_of(settings)}\n\n{_table(settings)}")
+    for name, settings in environments.items():
+        parts.append(f"## `[environment.args]` of `{name}`\n\n{_table(settings)}")
     return "\n".join(parts)
+
+
+def current_page() -> str:
+    """Return the page as the code stands now."""
+    return reference_page(Config, {name: settings_type(name) for name, _ in names_and_summaries()})
+
+
+def _table(settings: type) -> str:
+    rows = "\n".join(_row(key) for key in keys_of(settings).values())
+    return f"| Key | Type | Default | Description |\n| --- | --- | --- | --- |\n{rows}\n"
 
 
 def _row(key: Key) -> str:
@@ -49,6 +70,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    from headway.config.compose import Config
-
-    print(reference_page(Config), end="")
+    print(current_page(), end="")

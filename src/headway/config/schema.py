@@ -43,7 +43,7 @@ def keys_of(settings: type) -> dict[str, Key]:
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        doc, rule = field.metadata["doc"], field.metadata["rule"]
+        doc, rule = field.metadata.get("doc", ""), field.metadata.get("rule", Rule())
         keys[field.name] = Key(field.name, hints[field.name], doc, rule, default)
     return keys
 

@@ -10,17 +10,42 @@ import re
 import textwrap
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headway.config.schema import Key, keys_of, sections_of, summary_of
+from headway.config.arguments import PREFIX, argument_keys
+from headway.config.schema import keys_of, sections_of, summary_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headway.config.compose import Config
 
 WIDTH = 100
 
 
-def render(config: object) -> str:
-    """Return the whole config as TOML, keys in the order of their declaration, descriptions as comments."""
+def render_config(config: Config) -> str:
+    """Return the config as TOML, with the descriptions of the environment's arguments too."""
+    keys = argument_keys(config.environment.name)
+    return render(config, {f"{PREFIX}.{name}": key.doc for name, key in keys.items()})
+
+
+def write_config(config: Config, path: Path) -> None:
+    """Write the config as TOML to a new file."""
+    with path.open("x", encoding="utf-8", newline="") as file:
+        file.write(render_config(config))
+
+
+def render(config: object, docs: Mapping[str, str] | None = None) -> str:
+    """Return a config class's values as TOML, in the order of declaration, descriptions as comments.
+
+    Args:
+        config: a frozen dataclass of sections.
+        docs: descriptions of entries of table settings, by full key.
+    """
     sections = sections_of(type(config)).items()
-    return "\n".join(_render_section(name, settings, getattr(config, name)) for name, settings in sections)
+    return "\n".join(
+        _render_section(name, settings, getattr(config, name), docs or {}) for name, settings in sections
+    )
 
 
 def toml_value(value: Any) -> str:
@@ -41,18 +66,25 @@ def toml_value(value: Any) -> str:
     raise TypeError(f"no TOML for {type(value).__name__}")
 
 
-def _render_section(name: str, settings: type, values: object) -> str:
-    lines = [f"# {summary_of(settings)}", f"[{name}]"]
+def _render_section(section: str, settings: type, values: object, docs: Mapping[str, str]) -> str:
+    """Render one section; tables that are not empty come last, under headers of their own."""
+    lines, tables = [f"# {summary_of(settings)}", f"[{section}]"], list[str]()
     for key in keys_of(settings).values():
-        lines += textwrap.wrap(key.doc, WIDTH, initial_indent="# ", subsequent_indent="# ")
-        lines.append(_render_key(key, getattr(values, key.name)))
-    return "\n".join([*lines, ""])
+        value = getattr(values, key.name)
+        if isinstance(value, dict) and value:
+            tables += ["", *_comment(key.doc), f"[{section}.{key.name}]"]
+            for name, entry in typing.cast("dict[str, Any]", value).items():
+                tables += _comment(docs.get(f"{section}.{key.name}.{name}", ""))
+                tables.append(f"{_toml_key(name)} = {toml_value(entry)}")
+            continue
+        lines += _comment(key.doc)
+        lines.append(f"# {key.name} is not set" if value is None else f"{key.name} = {toml_value(value)}")
+    return "\n".join([*lines, *tables, ""])
 
 
-def _render_key(key: Key, value: Any) -> str:
-    if value is None:
-        return f"# {key.name} is not set"
-    return f"{key.name} = {toml_value(value)}"
+def _comment(text: str) -> list[str]:
+    prefix = "# "
+    return textwrap.wrap(text, WIDTH, initial_indent=prefix, subsequent_indent=prefix, break_on_hyphens=False)
 
 
 def _toml_key(key: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from headway.config.build import build
-from headway.config.rules import Clash
+from headway.config.clash import Clash
 from headway.config.source import COMMAND_LINE, Source
 from headway.core.errors import ConfigError, UserError
 
@@ -41,10 +43,16 @@ def validate(
 
 def _blame(clash: Clash, config: object, source: Source) -> UserError:
     key = clash.keys[0]
-    section, _, name = key.partition(".")
-    value = getattr(getattr(config, section), name)
+    value = functools.reduce(_entry, key.split("."), config)
     written = next(filter(source.is_given, clash.keys), key)
     return UserError(clash.rule, value=value, key=key, remedy=clash.remedy, where=source.where(written))
+
+
+def _entry(holder: object, name: str) -> object:
+    """Return a field of a settings object or an entry of a table, None when it has none."""
+    if isinstance(holder, Mapping):
+        return typing.cast("Mapping[str, object]", holder).get(name)
+    return getattr(holder, name)
 
 
 def _position(problem: UserError) -> tuple[bool, int]:

@@ -40,6 +40,14 @@ def argument_problems(name: str, args: Mapping[str, Any]) -> list[Problem]:
     return read_arguments(_load(name).settings_type, args)[1]
 
 
+def settings_type(name: str) -> type:
+    """Return the dataclass of an environment's arguments.
+
+    Raises EnvironmentSetupError when there is no such environment.
+    """
+    return _load(name).settings_type
+
+
 def build(name: str, args: Mapping[str, Any] | None = None, seed: int = 0) -> Environment:
     """Return an environment; `seed` is the run's, and decides the order of its train tasks.
 
