@@ -19,7 +19,7 @@ def command(run: Path, as_json: bool) -> int:
     r"""Show what a run did and what it learned.
 
     Everything is derived from the run's journal; a run that is still going, or that died, can be reported
-    too. Metrics are explained in docs/metrics.md.
+    too.
 
     \b
     Examples:
