@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Level:
-    """The time-weighted mean and the maximum of a number that changes in steps."""
+    """The time-weighted mean and the maximum of a number that changes in steps.
+
+    A value that no time was spent at is not a maximum.
+    """
 
     def __init__(self) -> None:
         self._value = 0
@@ -34,7 +37,8 @@ class Level:
         if self._since is not None and t > self._since:
             self._area += self._value * (t - self._since)
             self._span_s += t - self._since
-        self._since = t
+            self._max = max(self._max, self._value)
+        self._since = t if self._since is None else max(self._since, t)
 
     def skip_to(self, t: float) -> None:
         """Leave the time until `t` out."""
@@ -43,7 +47,6 @@ class Level:
     def set(self, value: int) -> None:
         """Change the number at the time of the last `advance`."""
         self._value = value
-        self._max = max(self._max, value)
 
     def summary(self) -> dict[str, float | None]:
         """Return {"mean", "max"}, None before any time has passed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.codec import from_plain
 from headway.core.errors import JournalError, RunDirectoryError
@@ -144,7 +144,8 @@ def _parse(line: bytes, *, torn_allowed: bool) -> dict[str, Any] | None:
 def _read_header(path: Path) -> JournalHeader:
     _, line, last = next(_numbered_lines(path), (1, b"", True))
     raw = _parse(line, torn_allowed=last)
-    head: dict[str, Any] = (raw or {}).get("header") or {}
+    found = None if raw is None else raw.get("header")
+    head = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     if "schema" not in head:
         raise JournalError(
             "the first line is not a complete journal header",
