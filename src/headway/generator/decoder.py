@@ -89,7 +89,7 @@ class Decoder:
             mask = at.new_zeros(hidden.shape, dtype=torch.float32).masked_fill_(hidden, float("-inf"))
             mask = mask[:, None, None]
         rotation = self._rotations[at].unsqueeze(1)
-        slots = self._columns[:rows]
+        slots = torch.arange(rows, device=self._device)  # rows may exceed the context
         kv_heads, d = self._shape.num_kv_heads, self._shape.head_dim
         x = functional.embedding(torch.tensor(token_ids, device=self._device), self.weights.embed)
         for index, layer in enumerate(self.weights.layers):

@@ -55,13 +55,13 @@ class Crew:
     workers: list[Worker] = field(default_factory=list[Worker])
     death: Death | None = None
 
-    async def start(self, job: Job, ends: list[socket.socket], threads: int) -> Worker:
+    async def start(self, job: Job, ends: list[socket.socket]) -> Worker:
         """Start one worker; `ends` are the sockets that its links name by number."""
         ours, theirs = socket_pair()
         log = job.run_dir / "logs" / f"{job.name}.log"
         environment = {
             **os.environ,
-            "OMP_NUM_THREADS": str(threads),
+            "OMP_NUM_THREADS": str(job.threads),
             "OMP_WAIT_POLICY": "PASSIVE",  # two processes share the cores: a spinning thread steals from the other
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",

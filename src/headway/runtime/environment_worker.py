@@ -22,8 +22,10 @@ from headway.core.commands import (
 from headway.core.errors import EnvironmentSetupError
 from headway.core.events import CommandRefused, WorkerJoined
 from headway.core.payload import PayloadWriter
-from headway.core.protocols import EngineCapabilities, Environment, SandboxProvider
-from headway.environments.host import RolloutHost
+from headway.core.protocols import EngineCapabilities, Environment
+from headway.core.records import Message
+from headway.environments.conversation import GenerationLimits
+from headway.environments.host import HostSettings, RolloutHost
 from headway.environments.registry import build
 from headway.renderers.chat import Renderer
 from headway.runtime.engine_client import RemoteEngine
@@ -55,11 +57,11 @@ async def serve(job: Job, link: Link) -> None:
         renderer=renderer,
         provider=provider,
         payloads=payloads,
+        payload_dir=payload_dir(job.run_dir),
         emit=lambda event: link.send("event", event),
-        environment_settings=config.environment,
-        reward_settings=config.reward,
-        generator_settings=config.generator,
+        limits=generation_limits(config),
         run_id=job.run_id,
+        settings=HostSettings(config.reward.timeout_s, config.environment.cancel_grace_s),
     )
     link.send("event", WorkerJoined("environment", job.name))
     async with asyncio.TaskGroup() as tasks:
@@ -68,7 +70,7 @@ async def serve(job: Job, link: Link) -> None:
         while (message := await link.receive()) is not None and message[0] != "stop":
             if message[0] == "command":
                 _obey(environment, host, link, message[1])
-        await host.close()
+        host.close()
         await running
         for reader in readers:
             reader.cancel()
@@ -98,6 +100,14 @@ def _obey(environment: Environment, host: RolloutHost, link: Link, command: obje
             raise TypeError(f"an environment worker cannot {type(command).__name__}")
 
 
+def generation_limits(config: Config) -> GenerationLimits:
+    """Return what bounds an answer."""
+    settings = config.generator
+    return GenerationLimits(
+        settings.max_answer_tokens, settings.max_context_tokens, settings.top_p, settings.top_k
+    )
+
+
 def expected_capabilities(config: Config) -> EngineCapabilities:
     """Return what the embedded engine offers under this configuration."""
     settings = config.generator
@@ -107,11 +117,12 @@ def expected_capabilities(config: Config) -> EngineCapabilities:
 def check_prompts(environment: Environment, renderer: Renderer, config: Config) -> None:
     """Raise EnvironmentSetupError when a first prompt leaves no room for an answer."""
     limit = config.generator.max_context_tokens
+    system = [] if environment.system_prompt is None else [Message("system", environment.system_prompt)]
     for split in ("train", "eval"):
         size = environment.num_tasks(split)
         for index in range(_PROMPTS_CHECKED if size is None else min(size, _PROMPTS_CHECKED)):
             task = environment.task(split, index, None)
-            num_tokens = len(renderer.first_prompt(environment.prompt(task)))
+            num_tokens = len(renderer.first_prompt([*system, *environment.prompt(task)]))
             if num_tokens >= limit:
                 raise EnvironmentSetupError(
                     f"the prompt of {split} task {index} of environment {environment.name} has {num_tokens} "

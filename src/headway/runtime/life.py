@@ -10,12 +10,13 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.algorithms.advantages import ADVANTAGES
+from headway.algorithms.advantages import advantage_function
 from headway.config.compose import Config
 from headway.core.clock import RunClock
 from headway.core.commands import Finish
@@ -31,6 +32,7 @@ from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
 
+GENERATOR = "generator0"
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
@@ -102,14 +104,13 @@ class _Life:
 
     async def run(self) -> tuple[Finish, Death | None]:
         prepared = self._prepared
-        advantage = ADVANTAGES.load(prepared.config.algorithm.advantage)
         driver = LiveDriver(
             prepared.scheduler,
             prepared.journal,
             RunClock(prepared.clock_offset_s),
             prepared.metrics,
             next_seq=prepared.next_seq,
-            advantages=lambda rewards: list(advantage(rewards, prepared.config.algorithm)),
+            advantages=advantage_function(prepared.config.algorithm),
             threads=self._threads,
             save_snapshot=lambda step, seq: snapshots.write(prepared.run_dir, prepared.scheduler, step, seq),
             say=prepared.say,
@@ -143,15 +144,19 @@ class _Life:
             loop.add_signal_handler(number, asked, number.name)
 
     async def _start_crew(self, crew: Crew, driver: LiveDriver) -> None:
-        generator_end, environment_end = socket_pair()
-        roles: list[tuple[Role, str, tuple[tuple[str, int], ...], list[object], int]] = [
-            ("generator", "generator0", (("environment0", generator_end.fileno()),), [generator_end], self._threads.alone),
-            ("trainer", "trainer", (), [], self._threads.trainer),
-            ("environment", "environment0", (("generator0", environment_end.fileno()),), [environment_end], 1),
-        ]
-        for role, name, links, ends, threads in roles:
-            worker = await crew.start(self._job(role, name, links, threads), ends, threads)  # pyright: ignore
-            driver.connect(role, name, worker.link)
+        environments = [f"environment{index}" for index in range(self._prepared.config.environment.workers)]
+        pairs = {name: socket_pair() for name in environments}
+        links = tuple((name, pair[0].fileno()) for name, pair in pairs.items())
+        generator = self._job("generator", GENERATOR, links, self._threads.alone)
+        await self._start(crew, driver, generator, [pair[0] for pair in pairs.values()])
+        await self._start(crew, driver, self._job("trainer", "trainer", (), self._threads.trainer), [])
+        for name, pair in pairs.items():
+            job = self._job("environment", name, ((GENERATOR, pair[1].fileno()),), 1)
+            await self._start(crew, driver, job, [pair[1]])
+
+    async def _start(self, crew: Crew, driver: LiveDriver, job: Job, ends: list[socket.socket]) -> None:
+        worker = await crew.start(job, ends)
+        driver.connect(job.role, job.name, worker.link)
 
     def _job(self, role: Role, name: str, links: tuple[tuple[str, int], ...], threads: int) -> Job:
         prepared = self._prepared

@@ -8,7 +8,7 @@ It decides nothing: a command that it cannot carry out becomes CommandRefused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headway.core.clock import Clock, process_cpu_s, stopwatch
@@ -43,7 +43,7 @@ from headway.telemetry.metrics import RunMetrics
 from headway.telemetry.progress import Progress
 from headway.telemetry.records import Entry, Stat
 
-Advantages = Callable[[list[float]], list[float]]
+Advantages = Callable[[Sequence[float]], list[float]]
 
 _STAT_EVERY_S = 5.0
 _SYNC_EVERY_S = 1.0
@@ -201,11 +201,9 @@ class LiveDriver:
         rewards = [reward for _, reward in command.rewards]
         try:
             values = self._advantages(rewards)
-            if len(values) != len(rewards):
-                raise ValueError(f"{len(values)} advantages for {len(rewards)} rewards")
         except Exception as error:
             message = f"the advantage function raised {type(error).__name__}: {error}"
             self.inbox.put_nowait(CommandRefused("Signal", command.group, message))
             return
-        pairs = tuple((name, float(v)) for (name, _), v in zip(command.rewards, values, strict=True))
+        pairs = tuple((name, value) for (name, _), value in zip(command.rewards, values, strict=True))
         self.inbox.put_nowait(GroupSignal(command.group, pairs))

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from headway.config.compose import Config
-from headway.config.show import write_config
+from headway.config.show import render
 from headway.core.clock import wall_time
 from headway.core.codec import to_plain
 from headway.core.events import RunStarted
@@ -34,7 +34,7 @@ def train(config: Config, *, config_path: Path) -> int:
     verify(model_dir)
     run_dir = directory.create(parent, name)
     say(f"run directory: {run_dir}")
-    write_config(config, run_dir / directory.CONFIG)
+    (run_dir / directory.CONFIG).write_text(render(config))
     settings = scheduler_settings(config)
     header = new_header(
         config=to_plain(config),
@@ -88,6 +88,7 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
         rollout_timeout_s=config.environment.rollout_timeout_s,
         score_timeout_s=config.reward.timeout_s,
         max_score_tries=config.reward.max_tries,
+        num_environment_workers=config.environment.workers,
         max_sandboxes=config.sandbox.max_live,
         verify_sandboxes=max(1, config.sandbox.max_live // 4),
     )

@@ -89,7 +89,7 @@ class RunMetrics:
         if isinstance(record.event, events.RunResumed):
             self._resumed(t, record.event)
         self._advance(t)
-        if not any(isinstance(note, notes.Ignored) and note.kind == kind for note in record.notes):
+        if not any(isinstance(note, notes.Ignored) and note.event == kind for note in record.notes):
             self._event(t, record.event)
         for note in record.notes:
             self._note(t, note)
@@ -109,7 +109,7 @@ class RunMetrics:
                 self._rollouts.tool_ended(event)
             case events.SandboxWanted():
                 self._rollouts.sandbox_wanted(event)
-            case events.SandboxReady():
+            case events.SandboxReady() if event.sandbox not in self.sandboxes_started:
                 self.sandbox_start_s.add(event.start_s)
                 self.sandboxes_started.add(event.sandbox)
                 self._rollouts.sandbox_ready(event)

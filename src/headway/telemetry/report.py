@@ -104,15 +104,14 @@ def _rates(summary: Summary) -> list[RenderableType]:
     made, used = summary["rl.production.samples_per_s"], summary["rl.consumption.active_samples_per_s"]
     if wait is None:
         return [Text("no training yet")]
+    accepted = number(summary["rl.production.effective_samples_per_s"], 2)
     lines = [
-        f"The trainer waits {percent(wait)} of the time: production {number(made, 2)}/s against "
-        f"{number(used, 2)}/s.",
+        f"The trainer waits {percent(wait)} of the time: production {number(made, 2)}/s "
+        f"({accepted}/s accepted) against {number(used, 2)}/s.",
         f"It computes {percent(summary['rl.trainer.compute_fraction'])} and publishes "
-        f"{percent(summary['rl.trainer.publish_fraction'])}; of the waiting, "
-        f"{percent(summary['rl.trainer.checkpoint_fraction'])} of the time went into checkpoints.",
-        f"Of the production, {percent(summary['rl.production.acceptance_fraction'])} is accepted: "
-        f"{number(summary['rl.production.effective_samples_per_s'], 2)}/s effective; "
-        f"{number(summary['rl.consumption.wall_samples_per_s'], 2)}/s were trained.",
+        f"{percent(summary['rl.trainer.publish_fraction'])} of the time; checkpoints, counted as waiting, "
+        f"take {percent(summary['rl.trainer.checkpoint_fraction'])}.",
+        f"{number(summary['rl.consumption.wall_samples_per_s'], 2)} rollouts a second were trained.",
     ]
     flops = summary["rl.trainer.flops_per_s"]
     if flops is not None:

@@ -23,6 +23,7 @@ class _Open:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     tool_s: float = 0.0
+    turns: set[int] = field(default_factory=set[int])  # ended; a repeated event counts once
     first_versions: dict[int, int] = field(default_factory=dict[int, int])  # turn -> its oldest version
     oldest_tool_version: int | None = None
     environment_staleness: list[int] = field(default_factory=list[int])
@@ -78,8 +79,9 @@ class Rollouts:
     def turn_ended(self, event: TurnEnded) -> None:
         """An answer is complete."""
         attempt = self._attempt(event.rollout, event.attempt)
-        if attempt is None:
+        if attempt is None or event.turn in attempt.turns:
             return
+        attempt.turns.add(event.turn)
         attempt.prefill_s += event.prefill_s
         attempt.decode_s += event.decode_s
         if event.spans:

@@ -67,7 +67,8 @@ class LocalTrainer:
         seed: int = 0,
         keep_checkpoints: int = 3,
     ) -> None:
-        torch.set_num_threads(settings.threads)
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
         self._settings = settings
         self._algorithm = algorithm
         self._loss = LOSSES.load(algorithm.loss)

@@ -138,8 +138,9 @@ def whole_run() -> Script:
     s.quick(22.0, "g1.0", 1.0)
     s.quick(22.0, "g1.1", 1.0)
     s.event(
-        22.0, e.GroupSignal("g1", (("g1.0", 0.0), ("g1.1", 0.0))), group_settled("g1", "filtered", [1.0, 1.0]),
-        *settled("filtered", {"g1.0": 4, "g1.1": 4}), n.Refilled("g1", 1, 1),
+        22.0, e.GroupSignal("g1", (("g1.0", 0.0), ("g1.1", 0.0))),
+        group_settled("g1", "filtered", [1.0, 1.0]), n.Refilled("g1", 1, 1),
+        *settled("filtered", {"g1.0": 4, "g1.1": 4}),
     )  # fmt: skip
     s.start(22.0, "g2.0", "g2.1")
     s.step(

@@ -137,6 +137,11 @@ def test_a_directory_without_a_journal_is_not_a_run_directory(tmp_path):
         journal_path(tmp_path)
 
 
+@pytest.mark.parametrize("record", [*e.EVENTS.values(), *c.COMMANDS.values(), *n.NOTES.values()])
+def test_no_record_has_a_field_that_hides_its_kind(record):
+    assert "kind" not in record.__dataclass_fields__
+
+
 def test_a_new_journal_never_replaces_an_old_one(tmp_path):
     path = tmp_path / "journal.jsonl"
     JournalWriter(path).close()
@@ -196,7 +201,8 @@ def test_what_was_written_survives_a_kill(tmp_path):
 def test_the_room_loads_no_torch():
     program = (
         "import sys, pkgutil, importlib, headway.telemetry as room\n"
-        "for found in pkgutil.iter_modules(room.__path__): importlib.import_module(f'headway.telemetry.{found.name}')\n"
+        "for found in pkgutil.iter_modules(room.__path__):\n"
+        "    importlib.import_module(f'headway.telemetry.{found.name}')\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], env=_environment(), check=True)

@@ -86,7 +86,7 @@ def test_a_number_that_is_not_finite_becomes_null():
 def test_the_text_report_says_what_people_ask(whole_journal):
     metrics = RunMetrics.of(whole_journal)
     text = report_text(metrics.summary(), metrics.series())
-    assert "The trainer waits 54% of the time: production 0.25/s against 0.40/s." in text
+    assert "The trainer waits 54% of the time: production 0.25/s (0.17/s accepted) against 0.40/s." in text
     assert "steps: 2 steps are done" in text
     assert "2 steps, 6 finished train rollouts, 40.0s, async" in text
     assert "driver 2.5% of wall time in CPU seconds, within the target of 3%" in text

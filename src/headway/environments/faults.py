@@ -1,0 +1,43 @@
+"""Whose fault an exception is, and how it reads in one line."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from headway.core.errors import EngineError, HeadwayError, RewardFault, SandboxError
+from headway.core.events import Owner
+from headway.environments.supervised import OverdueError
+
+
+class PayloadError(HeadwayError):
+    """A finished rollout could not be written."""
+
+
+def owner_and_cause(error: Exception) -> tuple[Owner, str]:
+    """Return who answers for a failed rollout and the failure's short name."""
+    if isinstance(error, EngineError):
+        return "infrastructure", "engine_lost"
+    if isinstance(error, SandboxError):
+        return "infrastructure", "sandbox"
+    if isinstance(error, PayloadError):
+        return "infrastructure", "payload"
+    return "environment", "exception"
+
+
+def score_cause(error: Exception) -> str:
+    """Return the short name of a failed scoring."""
+    if isinstance(error, OverdueError):
+        return "timeout"
+    if isinstance(error, SandboxError):
+        return "sandbox"
+    return "not_finite" if isinstance(error, RewardFault) else "exception"
+
+
+def describe_exception(error: BaseException) -> str:
+    """Return the error's type, its words and, unless it is one of our own, the line that raised it."""
+    if isinstance(error, HeadwayError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {error}{at}"
