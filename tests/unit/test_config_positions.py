@@ -2,7 +2,7 @@
 
 import tomllib
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.config.positions import key_lines
@@ -99,6 +99,7 @@ values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1, max_size=5), values, max_size=4))
 def test_keys_of_any_document_are_those_of_the_parser(document):
     text = "".join(f"{toml_value(key)} = {toml_value(value)}\n" for key, value in document.items())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.config import show
@@ -60,6 +60,7 @@ sections = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.builds(Schema, sections, sections))
 def test_a_shown_config_loads_back_equal(tmp_path_factory, config):
     path = tmp_path_factory.getbasetemp() / "shown.toml"
