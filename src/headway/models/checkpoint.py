@@ -35,8 +35,8 @@ def resolve(model: str, cache_dir: Path | None = None, progress: Progress = sile
     """Return the checkpoint directory that `model` means, fetching or converting it if need be.
 
     Args:
-        model: in this order of precedence, a directory, a `.gguf` file, a name that `fetch` knows, or a Hub id
-            such as `HuggingFaceTB/SmolLM2-135M-Instruct`.
+        model: in this order of precedence, a directory, a `.gguf` file, a name that `fetch` knows, or a
+            Hub id such as `HuggingFaceTB/SmolLM2-135M-Instruct`.
         cache_dir: the cache for fetched and converted models; Hub models use the Hub's own.
         progress: called with one line of text as each part of the work begins.
 
@@ -86,7 +86,9 @@ def weight_files(path: Path) -> list[Path]:
             raise ModelError(rule, value=str(index), remedy="Fetch the model again") from error
         files = [path / name for name in sorted(set(weight_map.values()))]
         if missing := [file.name for file in files if not file.is_file()]:
-            rule = f"Every shard that {_INDEX} lists must be there; {len(missing)} of {len(files)} are missing"
+            rule = (
+                f"Every shard that {_INDEX} lists must be there; {len(missing)} of {len(files)} are missing"
+            )
             raise ModelError(rule, value=missing[0], remedy="The download stopped early: fetch again")
         return files
     if (path / _WEIGHTS).is_file():
