@@ -38,8 +38,8 @@ class Engine:
     threads: int | None = setting(None, "Threads.", ge=1)
     betas: tuple[float, float] = setting((0.9, 0.99), "Betas.", ge=0, lt=1)
     levels: tuple[int, ...] = setting((1, 2), "Levels.", ge=0)
-    names: list[str] = setting(list, "Names.")  # noqa: RUF009
-    args: dict[str, Any] = setting(dict, "Arguments.")  # noqa: RUF009
+    names: list[str] = setting(list, "Names.")
+    args: dict[str, Any] = setting(dict, "Arguments.")
     bits: Literal[4, 8] = setting(8, "Bits.")
     seed: int | str = setting(0, "Seed.")
 

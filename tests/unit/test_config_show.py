@@ -37,7 +37,7 @@ class Everything:
     kind: Literal["fast", "slow"] = setting("fast", "Kind.")
     limit: int | None = setting(None, "Limit.", ge=1)
     steps: tuple[float, ...] = setting((1.0,), "Steps.")
-    args: dict[str, Any] = setting(dict, "Arguments.")  # noqa: RUF009
+    args: dict[str, Any] = setting(dict, "Arguments.")
 
 
 @dataclass(frozen=True, slots=True)
