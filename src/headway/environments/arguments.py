@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
@@ -20,7 +21,8 @@ def read_arguments(cls: type[T], args: Mapping[str, Any]) -> tuple[T | None, lis
     problems = [_unknown(key, value, list(fields)) for key, value in args.items() if key not in fields]
     known = {key: value for key, value in args.items() if key in fields}
     try:
-        settings = TypeAdapter(cls).validate_python(known)
+        # By way of JSON, because strict JSON takes an array for a tuple and strict Python does not.
+        settings = TypeAdapter(cls).validate_json(json.dumps(known, default=str), strict=True)
     except ValidationError as error:
         for entry in error.errors():
             key = ".".join(str(part) for part in entry["loc"]) or "args"
