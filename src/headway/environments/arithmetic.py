@@ -8,10 +8,9 @@ judged by its last number.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headway.core.protocols import Chat, Outcome, Sandbox
 from headway.core.records import Message, Reward, Task
@@ -19,6 +18,9 @@ from headway.core.settings import setting
 from headway.environments.tasks import Problem, check_level, check_position, draw_eval, draw_train, task_id
 from headway.rewards.check import checked
 from headway.rewards.verifiers import equals_number
+
+if TYPE_CHECKING:
+    import random
 
 _LIMITS = {1: 10, 2: 20, 3: 100, 4: 100}  # operands lie below
 LEVELS = range(1, 5)

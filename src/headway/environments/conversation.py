@@ -10,14 +10,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from headway.core.commands import StartRollout
 from headway.core.errors import EngineError, EnvironmentFault
 from headway.core.events import Event, TurnEnded
 from headway.core.protocols import Chunk, Engine, GenerateRequest, Reply, Sampling
-from headway.core.records import FLOATS, TOKENS, Message, Turn, VersionSpan, merge_spans
-from headway.renderers.chat import Renderer
+from headway.core.records import FLOATS, TOKENS, FinishReason, Message, Turn, VersionSpan, merge_spans
 from headway.renderers.recorder import TurnRecorder
+
+if TYPE_CHECKING:
+    from headway.core.commands import StartRollout
+    from headway.renderers.chat import Renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,9 @@ class Conversation:
             if last is None:
                 await self._engine.abort([request.request_id])
         if last is None:
-            raise EngineError("an engine must end each request with a terminal chunk", value=request.request_id)
+            raise EngineError(
+                "an engine must end each request with a terminal chunk", value=request.request_id
+            )
         if not len(ids) == len(logprobs) == sum(span.num_tokens for span in spans):
             raise EngineError(
                 "an engine must give one log-prob and one version a token",
@@ -179,13 +184,15 @@ class Conversation:
             )
         )
 
-    def _checked_finish(self, last: Chunk, num_prompt_tokens: int) -> str:
+    def _checked_finish(self, last: Chunk, num_prompt_tokens: int) -> FinishReason:
         if last.finish == "rejected":
             raise EnvironmentFault(
                 f"the engine rejected a prompt of {num_prompt_tokens} tokens "
                 f"(context {self._limits.max_context_tokens} tokens): {last.message}"
             )
         if last.finish in ("lost", "aborted"):
-            raise EngineError(f"the engine ended a request as {last.finish}: {last.message or 'no reason given'}")
+            raise EngineError(
+                f"the engine ended a request as {last.finish}: {last.message or 'no reason given'}"
+            )
         assert last.finish is not None
         return last.finish

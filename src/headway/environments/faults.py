@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headway.core.errors import EngineError, HeadwayError, RewardFault, SandboxError
-from headway.core.events import Owner
-from headway.environments.supervised import OverdueError
+from headway.core.errors import EngineError, HeadwayError, SandboxError
+
+if TYPE_CHECKING:
+    from headway.core.events import Owner
 
 
 class PayloadError(HeadwayError):
@@ -23,15 +25,6 @@ def owner_and_cause(error: Exception) -> tuple[Owner, str]:
     if isinstance(error, PayloadError):
         return "infrastructure", "payload"
     return "environment", "exception"
-
-
-def score_cause(error: Exception) -> str:
-    """Return the short name of a failed scoring."""
-    if isinstance(error, OverdueError):
-        return "timeout"
-    if isinstance(error, SandboxError):
-        return "sandbox"
-    return "not_finite" if isinstance(error, RewardFault) else "exception"
 
 
 def describe_exception(error: BaseException) -> str:

@@ -16,33 +16,27 @@ process helps there.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headway.core.clock import stopwatch
-from headway.core.commands import Cancel, GrantSandbox, ReleaseSandbox, Score, StartRollout
-from headway.core.errors import EngineError, EnvironmentFault
-from headway.core.events import (
-    Event,
-    Owner,
-    RolloutEnded,
-    RolloutFailed,
-    SandboxReleased,
-    Scored,
-    ScoreFailed,
-)
-from headway.core.payload import Payload, PayloadWriter, read_payload
+from headway.core.errors import EngineError
+from headway.core.events import Event, RolloutEnded, RolloutFailed, SandboxReleased, Scored
+from headway.core.payload import PayloadWriter, read_payload
 from headway.core.protocols import Engine, Environment, Outcome, SandboxProvider
-from headway.core.records import Task
 from headway.environments.conversation import Conversation, GenerationLimits
-from headway.environments.faults import PayloadError, describe_exception, owner_and_cause, score_cause
+from headway.environments.faults import describe_exception, owner_and_cause
 from headway.environments.lease import SandboxLease
+from headway.environments.steps import finish_rollout, score_failed, scored
 from headway.environments.supervised import AbandonedError, OverdueError, supervise
-from headway.renderers.chat import Renderer
 from headway.rewards.check import checked
+
+if TYPE_CHECKING:
+    from headway.core.commands import Cancel, GrantSandbox, ReleaseSandbox, Score, StartRollout
+    from headway.core.records import Task
+    from headway.renderers.chat import Renderer
 
 T = TypeVar("T")
 
@@ -158,31 +152,29 @@ class RolloutHost:
     async def _rollout(self, command: StartRollout, task: Task, attempt: _Attempt) -> None:
         lease = self._lease(command, attempt, f"{command.rollout}.{command.attempt}", "rollout")
         chat: Conversation | None = None
-        failure: tuple[Owner, str, str] | None = None
-        ended: RolloutEnded | None = None
+        ended: RolloutEnded | RolloutFailed | None = None
         try:
             chat = self._conversation(command, attempt)
             lease.turn = lambda: chat.num_turns - 1
             outcome = await self._supervise(self._environment.rollout(task, chat, lease))
-            ended = self._finish(command, task, chat, outcome, lease)
+            ended = finish_rollout(command, task, chat, outcome, lease, self._payloads)
         except asyncio.CancelledError:
             if attempt.cancelled is None:  # the host closes
                 raise
-            failure = "scheduler", "cancelled", attempt.cancelled
+            ended = self._cancelled(command, attempt.cancelled)
         except Exception as error:  # the environment's code may raise anything
             words = describe_exception(error)
-            failure = (*owner_and_cause(error), words)
+            ended = RolloutFailed(*_of(command), *owner_and_cause(error), words)
             if attempt.cancelled is not None:
-                failure = "scheduler", "cancelled", f"{attempt.cancelled}; then {words}"
+                ended = self._cancelled(command, f"{attempt.cancelled}; then {words}")
         finally:
-            if ended is None or not lease.used:
+            if not isinstance(ended, RolloutEnded) or not lease.used:
                 await self._release(lease)
             if chat is not None:
                 await chat.close()
             self._forget(command, attempt)
-        if self._closing.is_set():
-            return
-        self._emit(ended or RolloutFailed(command.rollout, command.attempt, *failure))
+        if ended is not None and not self._closing.is_set():
+            self._emit(ended)
 
     def _conversation(self, command: StartRollout, attempt: _Attempt) -> Conversation:
         engine = self._engines.get(command.replica)
@@ -198,36 +190,6 @@ class RolloutHost:
             self._gate(attempt),
         )
 
-    def _finish(
-        self, command: StartRollout, task: Task, chat: Conversation, outcome: object, lease: SandboxLease
-    ) -> RolloutEnded:
-        """Write the payload and return the event that tells of it."""
-        if not isinstance(outcome, Outcome):
-            raise EnvironmentFault("a rollout must return an Outcome", value=type(outcome).__name__)
-        try:
-            json.dumps(outcome.data, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise EnvironmentFault(f"an Outcome must hold JSON values only: {error}") from error
-        recorder = chat.recorder
-        if recorder.num_sampled_tokens == 0:
-            raise EnvironmentFault("a rollout must let the policy say something")
-        payload = Payload(command.rollout, task.id, recorder.samples(), outcome.data, recorder.transcript)
-        try:
-            reference = self._payloads.append(payload)
-        except OSError as error:
-            raise PayloadError(f"a finished rollout could not be written: {error}") from error
-        return RolloutEnded(
-            rollout=command.rollout,
-            attempt=command.attempt,
-            payload=reference,
-            spans=recorder.spans(),
-            num_turns=chat.num_turns,
-            num_tool_calls=lease.num_execs,
-            num_prompt_tokens=recorder.num_prompt_tokens,
-            num_tokens=recorder.num_sampled_tokens,
-            truncated=chat.truncated,
-        )
-
     async def _score(self, command: Score, task: Task, attempt: _Attempt) -> None:
         sandbox_id = f"{command.rollout}.{command.attempt}.v{command.tries}"
         lease = self._lease(command, attempt, sandbox_id, "verify")
@@ -239,7 +201,7 @@ class RolloutHost:
                 raise
             answer = self._cancelled(command, attempt.cancelled)
         except Exception as error:  # the reward's code may raise anything
-            answer = ScoreFailed(*_of(command), command.tries, score_cause(error), describe_exception(error))
+            answer = score_failed(command, error)
             if attempt.cancelled is not None:
                 answer = self._cancelled(command, attempt.cancelled)
         finally:
@@ -257,16 +219,7 @@ class RolloutHost:
             reward = checked(await self._supervise(work, lambda: timeout_s + lease.waited_s))
         except OverdueError:
             raise OverdueError("a rollout must be scored within reward.timeout_s", value=timeout_s) from None
-        return Scored(
-            rollout=command.rollout,
-            attempt=command.attempt,
-            tries=command.tries,
-            reward=float(reward.score),
-            reasons=reward.reasons,
-            duration_s=stopwatch() - began - lease.waited_s,
-            sandbox_start_s=lease.start_s,
-            metrics={name: float(value) for name, value in reward.metrics.items()},
-        )
+        return scored(command, reward, stopwatch() - began - lease.waited_s, lease.start_s)
 
     async def _supervise(
         self, work: Coroutine[Any, Any, T], allowed_s: Callable[[], float] | None = None

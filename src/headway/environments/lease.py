@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
 from headway.core.events import Event, SandboxLost, SandboxReady, SandboxReleased, SandboxWanted, ToolEnded
-from headway.core.protocols import ExecLimits, ExecResult, Sandbox, SandboxProvider
+
+if TYPE_CHECKING:
+    from headway.core.protocols import ExecLimits, ExecResult, Sandbox, SandboxProvider
 
 
 class SandboxLease:
@@ -101,9 +103,7 @@ class SandboxLease:
         finally:
             self.num_execs += 1
             if self._purpose == "rollout":
-                self._emit(
-                    ToolEnded(self._rollout, self._attempt, self.turn(), stopwatch() - began, cause)
-                )
+                self._emit(ToolEnded(self._rollout, self._attempt, self.turn(), stopwatch() - began, cause))
         if result.cause == "infra":
             raise SandboxError(f"the sandbox failed: {result.stderr.strip()[:200] or 'no reason given'}")
         return result

@@ -17,10 +17,9 @@ strings.
 from __future__ import annotations
 
 import ast
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.protocols import Chat, Outcome, Sandbox
 from headway.core.records import Message, Reward, Task
@@ -30,6 +29,9 @@ from headway.environments.python_functions import NUM_INPUTS, describe, draw_fun
 from headway.environments.tasks import Problem, check_level, check_position, draw_eval, draw_train, task_id
 from headway.rewards.check import checked
 from headway.rewards.verifiers import equals_number, extract_python_block
+
+if TYPE_CHECKING:
+    import random
 
 LEVELS = range(1, 4)
 _WORDINGS = (
@@ -47,7 +49,9 @@ class PythonCodeSettings:
     """Arguments of `python-code`."""
 
     kind: Literal["output", "function"] = setting("output", "Task: print a value, or define a function.")
-    turns: int = setting(2, "Turns of kind `output`: 1 ends with the program, 2 asks for its result.", ge=1, le=2)
+    turns: int = setting(
+        2, "Turns of kind `output`: 1 ends with the program, 2 asks for its result.", ge=1, le=2
+    )
     levels: tuple[int, ...] = setting((2,), "Levels of the train tasks, each as likely.", ge=1, le=3)
     operations: tuple[Literal["+", "-", "*"], ...] = setting(("+", "-", "*"), "Operations of kind `output`.")
     num_eval: int = setting(64, "Held-out tasks at most; the lowest levels have fewer.", ge=1)
@@ -96,7 +100,8 @@ class PythonCode:
         if payload["kind"] == "function":
             ask = f"Write a Python function f(x) that returns {describe(payload)}."
         else:
-            ask = _WORDINGS[payload["wording"]].format(expression=_expression(payload))
+            wording = _WORDINGS[int(payload["wording"])]
+            ask = wording.format(expression=_expression(payload))
         return [Message("user", f"{ask} {_FORM}")]
 
     async def rollout(self, task: Task, chat: Chat, sandbox: Sandbox) -> Outcome:

@@ -11,10 +11,12 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from headway.core.protocols import Sandbox
 from headway.environments.tasks import Problem
+
+if TYPE_CHECKING:
+    from headway.core.protocols import Sandbox
 
 NUM_INPUTS = 5
 
@@ -76,7 +78,9 @@ FAMILIES: dict[str, Family] = {
     "largest": Family(3, "the largest number in the list x times {a}", lambda x, a, b: max(x) * a, _numbers),
     "length": Family(3, "the length of the string x plus {a}", lambda x, a, b: len(x) + a, _word),
     "repeat": Family(3, "the string x repeated {a} times", lambda x, a, b: x * a, _word),
-    "backwards": Family(3, "the string x reversed and repeated {a} times", lambda x, a, b: x[::-1] * a, _word),
+    "backwards": Family(
+        3, "the string x reversed and repeated {a} times", lambda x, a, b: x[::-1] * a, _word
+    ),
 }
 
 

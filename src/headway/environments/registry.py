@@ -12,13 +12,16 @@ import importlib.util
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.errors import EnvironmentSetupError
-from headway.core.protocols import Environment
-from headway.core.settings import Problem
 from headway.environments.arguments import read_arguments
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from headway.core.protocols import Environment
+    from headway.core.settings import Problem
 
 BUILT_IN = {
     "arithmetic": "headway.environments.arithmetic:Arithmetic",
@@ -85,7 +88,7 @@ def _load(name: str) -> Any:
             "no such environment",
             value=name,
             key="environment.name",
-            remedy=f"{guess}Built in are {', '.join(sorted(BUILT_IN))}; your own is `module:Class` or a .py file",
+            remedy=f"{guess}Built in are {', '.join(sorted(BUILT_IN))}; yours is module:Class or a .py file",
         )
     missing = [part for part in (*_PARTS, "settings_type") if not hasattr(cls, part)]
     if missing:
@@ -98,13 +101,17 @@ def _load(name: str) -> Any:
 def _import_file(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"headway_environment_{file.stem}", file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise EnvironmentSetupError("the environment's file does not exist", value=str(file), key="environment.name")
+        raise EnvironmentSetupError(
+            "the environment's file does not exist", value=str(file), key="environment.name"
+        )
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         raise EnvironmentSetupError(
-            f"the environment's file raised {type(error).__name__}: {error}", value=str(file), key="environment.name"
+            f"the environment's file raised {type(error).__name__}: {error}",
+            value=str(file),
+            key="environment.name",
         ) from error
     return module
 

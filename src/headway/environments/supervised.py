@@ -20,9 +20,7 @@ class AbandonedError(HeadwayError):
     """A coroutine went on after its cancellation and was left to itself."""
 
 
-async def supervise(
-    work: Coroutine[Any, Any, T], allowed_s: Callable[[], float] | None, grace_s: float
-) -> T:
+async def supervise(work: Coroutine[Any, Any, T], allowed_s: Callable[[], float] | None, grace_s: float) -> T:
     """Return what `work` returns, or raise what it raises.
 
     Consumes one coroutine. Waits for its end; `allowed_s()` seconds unblock the wait, and so does the

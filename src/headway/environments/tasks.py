@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headway.core.errors import EnvironmentSetupError
-from headway.core.protocols import Environment
-from headway.core.records import Task
+
+if TYPE_CHECKING:
+    from headway.core.protocols import Environment
+    from headway.core.records import Task
 
 
 class Problem(NamedTuple):

@@ -11,7 +11,16 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from headway.core.records import FLAGS, FLOATS, TOKENS, Message, TrainingSample, Turn, VersionSpan, merge_spans
+from headway.core.records import (
+    FLAGS,
+    FLOATS,
+    TOKENS,
+    Message,
+    TrainingSample,
+    Turn,
+    VersionSpan,
+    merge_spans,
+)
 
 
 class TurnRecorder:

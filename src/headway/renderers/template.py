@@ -11,17 +11,20 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jinja2
 from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
+from jinja2.ext import Extension, LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headway.core.clock import wall_time
 from headway.core.errors import ModelError
-from headway.core.records import Message
+
+if TYPE_CHECKING:
+    from jinja2.parser import Parser
+
+    from headway.core.records import Message
 
 
 class _Generation(Extension):
@@ -51,10 +54,12 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str], where: Path) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControlExtension]
         )
-        environment.filters["tojson"] = _tojson
-        environment.globals.update({"raise_exception": _raise, "strftime_now": _strftime_now})
+        filters = cast("dict[str, Any]", environment.filters)  # pyright: ignore[reportUnknownMemberType]
+        filters["tojson"] = _tojson
+        helpers = cast("dict[str, Any]", environment.globals)  # pyright: ignore[reportUnknownMemberType]
+        helpers |= {"raise_exception": _raise, "strftime_now": _strftime_now}
         self._special_tokens = special_tokens
         self._where = where
         try:

@@ -15,8 +15,8 @@ def checked(reward: object) -> Reward:
     """
     if not isinstance(reward, Reward):
         raise RewardFault("a reward function must return a Reward", value=type(reward).__name__)
-    for name, number in (("score", reward.score), *reward.metrics.items()):
-        value: object = number
+    numbers: dict[str, object] = {**reward.metrics, "score": reward.score}
+    for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise RewardFault(f"a reward's {name} must be a finite number", value=repr(value))
     return reward

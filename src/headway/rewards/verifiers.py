@@ -6,7 +6,9 @@ import re
 
 # A minus sign right after a digit, a letter or a closing bracket is an operator, not a sign.
 _NUMBER = re.compile(r"(?:(?<![\w)\]])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
-_BLOCK = re.compile(r"^[ \t]*```[ \t]*(?:python|py)3?[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(
+    r"^[ \t]*```[ \t]*(?:python|py)3?[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE
+)
 
 
 def last_number(text: str) -> float | None:
@@ -28,11 +30,11 @@ def equals_number(text: str, value: float) -> bool:
 
 
 def extract_python_block(text: str) -> str | None:
-    """Return the inside of the first closed ```python block, None when there is none.
+    r"""Return the inside of the first closed ```python block, None when there is none.
 
-    >>> extract_python_block("Sure:\\n```python\\nprint(1)\\n```\\n")
-    'print(1)\\n'
-    >>> extract_python_block("```python\\nprint(1)") is None
+    >>> extract_python_block("Sure:\n```python\nprint(1)\n```\n")
+    'print(1)\n'
+    >>> extract_python_block("```python\nprint(1)") is None
     True
     """
     found = _BLOCK.search(text)

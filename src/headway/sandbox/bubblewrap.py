@@ -196,7 +196,11 @@ class BubblewrapSandbox:
         if self._terminated:
             raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         if self._folder is None:
-            folder = self._provider.root() / quote(self.labels.get("run", "none"), safe="") / quote(self._id, safe="")
+            folder = (
+                self._provider.root()
+                / quote(self.labels.get("run", "none"), safe="")
+                / quote(self._id, safe="")
+            )
             owner = self._provider.layout().owner
             try:
                 folder.mkdir(mode=0o700, parents=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from headway.sandbox.layout import WORK
 
 
 def write_file(root: Path, path: str, data: bytes, owner: int | None) -> None:
-    """Write a regular file below `root`; missing folders are made. `owner` is a uid, None for the caller's."""
+    """Write a regular file below `root`, making folders; `owner` is a uid, None for the caller's."""
     with _parent(root, path, owner) as (folder, name):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with _regular(folder, name, flags, path) as fd:
@@ -46,7 +46,7 @@ def _parts(path: str) -> list[str]:
 
 
 @contextmanager
-def _parent(root: Path, path: str, owner: int | None, *, make: bool = True) -> Iterator[tuple[int, str]]:
+def _parent(root: Path, path: str, owner: int | None, *, make: bool = True) -> Generator[tuple[int, str]]:
     """Open the folder that holds `path`, component by component."""
     *folders, name = _parts(path)
     with ExitStack() as stack:
@@ -74,7 +74,7 @@ def _exists(folder: int, name: str) -> bool:
 
 
 @contextmanager
-def _regular(folder: int, name: str, flags: int, path: str) -> Iterator[int]:
+def _regular(folder: int, name: str, flags: int, path: str) -> Generator[int]:
     try:
         fd = os.open(name, flags, 0o644, dir_fd=folder)
     except OSError as error:
@@ -149,7 +149,9 @@ def _hoist(fd: int, name: str, number: int) -> int:
     try:
         for entry in os.listdir(child):
             if stat.S_ISDIR(os.stat(entry, dir_fd=child, follow_symlinks=False).st_mode):
-                os.chmod(entry, 0o700, dir_fd=child)  # moving a folder rewrites its "..", so it must be writable
+                os.chmod(
+                    entry, 0o700, dir_fd=child
+                )  # moving a folder rewrites its "..", so it must be writable
                 while _exists(fd, f"hoisted-{number}"):
                     number += 1
                 os.rename(entry, f"hoisted-{number}", src_dir_fd=child, dst_dir_fd=fd)

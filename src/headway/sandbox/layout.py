@@ -93,7 +93,15 @@ class Layout:
         bubblewrap writes its child's pid, as JSON, to `info_fd`.
         """
         if not self.drop_uid:
-            return [self.bwrap.path, *self._contained(work, info_fd), "/bin/sh", "-c", self._stage(), "sh", *command]
+            return [
+                self.bwrap.path,
+                *self._contained(work, info_fd),
+                "/bin/sh",
+                "-c",
+                self._stage(),
+                "sh",
+                *command,
+            ]
         inner = f"{_VIEW_BWRAP}/bwrap"
         if self.bwrap.folders:
             package = Path(self.bwrap.folders[0])

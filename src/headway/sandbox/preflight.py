@@ -41,7 +41,9 @@ def unavailable(said: str, sysctl: Callable[[str], str | None] = read_sysctl) ->
 
 def guarantees(*, pids: bool) -> list[Guarantee]:
     """Return what bubblewrap and resource limits give; `pids` says whether the process limit holds."""
-    cgroups = "a memory limit for the whole sandbox needs a delegated cgroup v2, which this provider does not use"
+    cgroups = (
+        "a memory limit for the whole sandbox needs a delegated cgroup v2, which this provider does not use"
+    )
     return [
         Guarantee("network", "enforced"),
         Guarantee("host_files", "enforced"),

@@ -40,42 +40,54 @@ class Limits:
     start_timeout_s: float
 
 
-class _Collector(asyncio.Protocol):
+class _Collector:
     """Keeps the first bytes of a pipe, counts the rest, and tells when it ends."""
 
-    def __init__(self, limit: int, on_flood: Callable[[], None], first_line: bytes = b"") -> None:
+    def __init__(self, fd: int, limit: int, on_flood: Callable[[], None], first_line: bytes = b"") -> None:
+        self._fd = fd
         self._limit = limit
         self._on_flood = on_flood
         self._first_line = first_line
         self._total = 0
-        self.data = bytearray()
-        self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._data = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[bool] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._read)
 
-    def data_received(self, data: bytes) -> None:
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            self.close()
+            return
         self._total += len(data)
-        room = self._limit + len(self._first_line) - len(self.data)
-        if room > 0:
-            self.data += data[:room]
-        if not self.ready.done() and len(self.data) >= len(self._first_line):
-            self.ready.set_result(self.data.startswith(self._first_line))
-            del self.data[: len(self._first_line)]
+        self._data += data[: max(0, self._limit + len(self._first_line) - len(self._data))]
+        if not self.ready.done() and len(self._data) >= len(self._first_line):
+            self.ready.set_result(self._data.startswith(self._first_line))
+            del self._data[: len(self._first_line)]
             self._total -= len(self._first_line)
             self._first_line = b""
         if self._total > self._limit * _FLOOD_FACTOR:
             self._on_flood()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        for future, value in ((self.ready, False), (self.ended, None)):
-            if not future.done():
-                future.set_result(value)  # pyright: ignore[reportArgumentType]
+    def close(self) -> None:
+        """Read no more; idempotent."""
+        self._loop.remove_reader(self._fd)
+        if not self.ready.done():
+            self.ready.set_result(False)
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     @property
     def truncated(self) -> bool:
         return self._total > self._limit
 
     def text(self) -> str:
-        return self.data.decode(errors="replace")
+        return self._data.decode(errors="replace")
 
 
 async def run_contained(
@@ -142,8 +154,12 @@ class _Tree:
             stack.callback(pipe.close)
         self._exit_fd = os.pidfd_open(self._process.pid)
         stack.callback(os.close, self._exit_fd)
-        self._out = _Collector(limits.output_bytes, self._flood, READY)
-        self._err = _Collector(limits.output_bytes, self._flood)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._out = _Collector(self._process.stdout.fileno(), limits.output_bytes, self._flood, READY)
+        self._err = _Collector(self._process.stderr.fileno(), limits.output_bytes, self._flood)
+        stack.callback(self._out.close)
+        stack.callback(self._err.close)
 
     def _settle(self, cause: Cause) -> None:
         if not self._over.done():
@@ -154,10 +170,6 @@ class _Tree:
 
     async def start(self) -> None:
         """Wait until the limits are set and the program could begin."""
-        process = self._process
-        for pipe, collector in ((process.stdout, self._out), (process.stderr, self._err)):
-            transport, _ = await self._loop.connect_read_pipe(lambda c=collector: c, pipe)
-            self._stack.callback(transport.close)
         try:
             async with asyncio.timeout(self._limits.start_timeout_s):
                 ready = await self._out.ready
@@ -205,17 +217,20 @@ class _Tree:
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        gone = [self._exit_fd]
-        if self._init_fd is not None:
+        if self._init_fd is None:
+            # Nothing of the program ran. Whatever had started reads end-of-file instead of the go-ahead
+            # and ends; it holds stdout until then.
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            await self._readable(self._exit_fd)
+            await asyncio.wait([self._out.ended], timeout=_GONE_S)
+        else:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
-            gone.append(self._init_fd)
-        for pidfd in gone:
-            await self._readable(pidfd)
+            await self._readable(self._exit_fd)
+            await self._readable(self._init_fd)
+            await asyncio.wait([self._out.ended, self._err.ended], timeout=1.0)
         self._process.wait()
-        pending = [future for future in (self._out.ended, self._err.ended) if not future.done()]
-        if pending and self._init_fd is not None:
-            await asyncio.wait(pending, timeout=1.0)
 
     async def _readable(self, pidfd: int) -> None:
         over: asyncio.Future[None] = self._loop.create_future()

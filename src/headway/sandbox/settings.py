@@ -19,7 +19,9 @@ class SandboxSettings:
     max_processes: int = setting(16, "Processes and threads that live at once in a sandbox.", ge=4)
     max_open_files: int = setting(64, "Open files of one process.", ge=16)
     max_files: int = setting(1000, "Files and folders in a sandbox's work folder.", ge=1)
-    work_mb: int = setting(32, "Bytes in a sandbox's work folder, MiB; one file may not exceed it either.", ge=1)
+    work_mb: int = setting(
+        32, "Bytes in a sandbox's work folder, MiB; one file may not exceed it either.", ge=1
+    )
     tmpfs_mb: int = setting(32, "Size of /tmp, MiB; it is empty again at each command.", ge=1)
     output_bytes: int = setting(
         65536, "Bytes kept of each of a command's stdout and stderr; the rest is cut.", ge=1024
