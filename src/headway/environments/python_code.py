@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 LEVELS = range(1, 4)
 _WORDINGS = (
     "Print {expression} using Python.",
-    "Use Python to print {expression}.",
-    "Write Python code that prints {expression}.",
-    "Print the value of {expression} using Python.",
+    "Calculate {expression} with Python.",
+    "Compute {expression} in Python and print the result.",
+    "What is {expression}? Write a Python program that prints it.",
 )
 _FORM = "Reply with one ```python block only."
 _MAX_SHOWN = 200  # characters of output that come back to the model

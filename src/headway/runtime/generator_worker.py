@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
+from headway.config.compose import Config
 from headway.core.commands import ApplyVersion
 from headway.core.events import ReplicaChanged, ReplicaJoined, VersionApplied
 from headway.core.protocols import Engine, GenerateRequest
@@ -23,7 +25,8 @@ _EPOCH = 0
 
 async def serve(job: Job, link: Link) -> None:
     """Load the model, then serve until told to stop."""
-    engine = await asyncio.to_thread(_build, job)
+    engine = await asyncio.to_thread(build_engine, job.model_dir, job.config, job.name, job.lineage)
+    engine.set_threads(job.threads)
     link.send("event", ReplicaJoined(job.name, _EPOCH, job.lineage, 0, engine.capabilities().max_running))
     async with asyncio.TaskGroup() as tasks:
         helpers = [tasks.create_task(_serve_peer(engine, fd)) for _, fd in job.links]
@@ -38,24 +41,23 @@ async def serve(job: Job, link: Link) -> None:
     await engine.close()
 
 
-def _build(job: Job) -> EmbeddedEngine:
+def build_engine(model_dir: Path, config: Config, replica: str, lineage: int) -> EmbeddedEngine:
+    """Load a checkpoint into an engine whose version 0 it is."""
     from headway.models.load import load_causal_lm
     from headway.renderers.chat import Renderer
     from headway.weights.read import WeightReader
 
-    model = load_causal_lm(job.model_dir)
-    engine = EmbeddedEngine(
+    model = load_causal_lm(model_dir)
+    return EmbeddedEngine(
         model,
         model.config,
-        job.config.generator,
-        replica=job.name,
-        decode_text=Renderer(job.model_dir).decode,
+        config.generator,
+        replica=replica,
+        decode_text=Renderer(model_dir).decode,
         read_weights=WeightReader(model.state_dict()).read,
-        lineage=job.lineage,
+        lineage=lineage,
         number=0,
     )
-    engine.set_threads(job.threads)
-    return engine
 
 
 async def _apply(engine: Engine, name: str, command: ApplyVersion, link: Link) -> None:

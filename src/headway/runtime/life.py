@@ -61,7 +61,7 @@ def live(prepared: Prepared) -> int:
     weights_dir = _weights_dir(prepared)
     try:
         finish, death = asyncio.run(_Life(prepared, weights_dir).run())
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         prepared.say("stopped at once; `headway resume` goes on from the last checkpoint")
         return EXIT_INTERRUPTED
     finally:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from headway.config.compose import Config
-from headway.config.show import render
+from headway.config.show import write_config
 from headway.core.clock import wall_time
 from headway.core.codec import to_plain
 from headway.core.events import RunStarted
@@ -34,14 +34,17 @@ def train(config: Config, *, config_path: Path) -> int:
     verify(model_dir)
     run_dir = directory.create(parent, name)
     say(f"run directory: {run_dir}")
-    (run_dir / directory.CONFIG).write_text(render(config))
-    settings = scheduler_settings(config)
+    write_config(config, run_dir / directory.CONFIG)
+    settings, facts, lora = scheduler_settings(config), model_facts(model_dir), config.trainer
     header = new_header(
         config=to_plain(config),
         seed=config.run.seed,
         queue=to_plain(settings),
         code=directory.code_version(),
-        model=model_facts(model_dir),
+        model=facts,
+        lora_params=None if lora.full else facts.lora_params(lora.lora_rank, lora.lora_targets),
+        usd_per_hour=config.run.usd_per_hour,
+        peak_flops_per_s=config.telemetry.peak_flops_per_s,
     )
     journal = JournalWriter(run_dir / directory.JOURNAL)
     journal.write_header(header)
