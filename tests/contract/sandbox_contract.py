@@ -152,9 +152,7 @@ class SandboxContract:
     async def test_cancelling_exec_ends_its_processes(self, sandbox):
         # Behaviour check 28, after the start.
         marker = f"986{uuid.uuid4().int % 10**9}"
-        work = asyncio.create_task(
-            sandbox.exec(["sh", "-c", f"setsid sleep {marker} & sleep {marker}"])
-        )
+        work = asyncio.create_task(sandbox.exec(["sh", "-c", f"setsid sleep {marker} & sleep {marker}"]))
         await until_running(marker)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -189,7 +187,9 @@ class SandboxContract:
 
     async def test_live_sandboxes_are_found_by_label_and_reaped_by_run(self, provider):
         run = f"reap-{uuid.uuid4().hex}"
-        made = [await provider.create(f"{run}/{number}", {"run": run, "n": str(number)}) for number in range(3)]
+        made = [
+            await provider.create(f"{run}/{number}", {"run": run, "n": str(number)}) for number in range(3)
+        ]
         await made[0].write("file", b"x")
         assert await provider.list({"run": run, "n": "1"}) == [f"{run}/1"]
         assert len(await provider.list({"run": run})) == 3

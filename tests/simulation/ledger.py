@@ -26,7 +26,9 @@ def fates(entries: list[SimEntry]) -> dict[str, str]:
     for entry in entries:
         for note in entry.notes:
             if isinstance(note, RolloutSettled):
-                assert note.rollout not in settled, f"{note.rollout} settled twice: {settled[note.rollout]}, {note.fate}"
+                assert note.rollout not in settled, (
+                    f"{note.rollout} settled twice: {settled[note.rollout]}, {note.fate}"
+                )
                 settled[note.rollout] = note.fate
             elif isinstance(note, RolloutRevived):
                 assert settled.pop(note.rollout, None) is not None, f"{note.rollout} revived but not settled"

@@ -56,9 +56,7 @@ def test_logits_equal_transformers_for_ragged_prompts(changes):
     model = make_model(**changes)
     decoder, cache = make_decoder(model)
     generator = torch.Generator().manual_seed(1)
-    prompts = [
-        array("i", torch.randint(0, 97, (n,), generator=generator).tolist()) for n in (2, 17, 40)
-    ]
+    prompts = [array("i", torch.randint(0, 97, (n,), generator=generator).tolist()) for n in (2, 17, 40)]
     decoder.prefill([Piece(slot, 0, prompt[:-1]) for slot, prompt in enumerate(prompts)], cache)
     logits = decoder.decode([prompt[-1] for prompt in prompts], [len(p) - 1 for p in prompts], cache)
     for row, prompt in enumerate(prompts):
@@ -77,7 +75,11 @@ def test_greedy_tokens_equal_transformers():
             tokens[row].append(token)
     for row, prompt in zip(tokens, prompts, strict=True):
         wanted = model.generate(
-            torch.tensor([list(prompt)]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
+            torch.tensor([list(prompt)]),
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
         )
         assert row == wanted[0].tolist()
 

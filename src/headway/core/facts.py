@@ -46,7 +46,7 @@ class ModelFacts:
     def lora_params(self, rank: int, targets: str = "all-linear") -> int:
         """Parameters of LoRA factors on these layers: rank * (inputs + outputs) of each.
 
-        `targets` is `all-linear` (the output layer left out) or names joined by commas, such as `q_proj,v_proj`.
+        `targets` is `all-linear` (the output layer left out) or names joined by commas.
         """
         query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         sides = {
@@ -62,7 +62,7 @@ class ModelFacts:
         return self.num_layers * rank * sum(sides.get(name, 0) for name in names)
 
     def train_flops(self, num_tokens: int, sequence_tokens: float) -> float:
-        """FLOPs of forward and backward over `num_tokens` tokens of sequences of mean length `sequence_tokens`.
+        """FLOPs of a step over `num_tokens` tokens of sequences of mean length `sequence_tokens`.
 
         6*N_lin + 6*L*H*d*S per token.
         """

@@ -75,9 +75,7 @@ async def try_once(
             "try",
         )
         purpose = "eval" if split == "eval" else "train"
-        command = StartRollout(
-            _ROLLOUT, 1, _ROLLOUT, task.id, purpose, "policy", seed, temperature, _REPLICA
-        )
+        command = StartRollout(_ROLLOUT, 1, _ROLLOUT, task.id, purpose, "policy", seed, temperature, _REPLICA)
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
                 group.create_task(host.run())

@@ -123,9 +123,7 @@ class Decoder:
         values[slots, :, positions] = mixed[:, self._num_rotated :]
         return rotated[:, :heads]
 
-    def _after_attention(
-        self, x: torch.Tensor, attended: torch.Tensor, layer: LayerWeights
-    ) -> torch.Tensor:
+    def _after_attention(self, x: torch.Tensor, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         x = x + linear(attended, layer.out)
         gate, up = linear(self._norm(x, layer.norm_mlp), layer.gate_up).chunk(2, dim=-1)
         return x + linear(functional.silu(gate) * up, layer.down)

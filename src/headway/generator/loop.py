@@ -211,7 +211,9 @@ class DecodeLoop:
             self.slots.extend_by_copy(slot, len(live.tokens) - 1)
             if live.lacking and not _will_share(live, chosen):
                 n = min(left, live.lacking)
-                pieces.append(Piece(slot.index, slot.resident, live.tokens[slot.resident : slot.resident + n]))
+                pieces.append(
+                    Piece(slot.index, slot.resident, live.tokens[slot.resident : slot.resident + n])
+                )
                 chosen.append(live)
                 left -= n
         if pieces:

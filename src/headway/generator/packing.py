@@ -174,7 +174,9 @@ class _Packer:
         rows = self._rows.get(key[1], (0,))
         if len(parts) < len(rows):
             if self._base is None:
-                missing = [name for name, place in _PARTS.items() if place[0] == key[1] and place[1] not in parts]
+                missing = [
+                    name for name, place in _PARTS.items() if place[0] == key[1] and place[1] not in parts
+                ]
                 raise ModelError("the checkpoint lacks a parameter", value=f"layer {key[0]}: {missing[0]}")
             old = _plain(_matrix(self._base, key)).split(rows)
             parts = {part: parts.get(part, old[part]) for part in range(len(rows))}

@@ -6,10 +6,13 @@ Each role turns a command into events some virtual seconds later. All randomness
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headway.core.records import VersionSpan
+
+if TYPE_CHECKING:
+    import random
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +97,8 @@ def draw_tokens(rng: random.Random, settings: SimSettings) -> int:
 def task_solve_rate(task_id: str, settings: SimSettings) -> float:
     """Return a task's own solve rate: 0, 1 or the mean, so that some groups have no signal."""
     index = int(task_id.rpartition("/")[2])
-    return (settings.solve_rate, settings.solve_rate, 0.0, 1.0)[index % 4] if index % 8 > 3 else settings.solve_rate
+    return (
+        (settings.solve_rate, settings.solve_rate, 0.0, 1.0)[index % 4]
+        if index % 8 > 3
+        else settings.solve_rate
+    )

@@ -11,6 +11,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headway.core.clock import VirtualClock
 from headway.core.codec import dumps
@@ -59,7 +60,9 @@ from headway.core.notes import Note
 from headway.core.records import merge_spans
 from headway.matching.roles import SimReplica, SimRollout, SimSettings, draw_tokens, task_solve_rate
 from headway.queue.scheduler import Scheduler
-from headway.queue.settings import SchedulerSettings
+
+if TYPE_CHECKING:
+    from headway.queue.settings import SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,9 @@ class SimRun:
 class SimulatedDriver:
     """One life of a simulated run."""
 
-    def __init__(self, run: SimRun, sim: SimSettings, seed: int, *, lineage: int = 0, start_s: float = 0.0) -> None:
+    def __init__(
+        self, run: SimRun, sim: SimSettings, seed: int, *, lineage: int = 0, start_s: float = 0.0
+    ) -> None:
         self.run = run
         self.sim = sim
         self.rng = random.Random(seed)
@@ -180,7 +185,9 @@ class SimulatedDriver:
                 self.run.trained[command.step] = [row.rollout for row in command.rows]
                 self.later(sim.train_s, StepEnded(command.batch, command.step, sim.train_s, 1, 1))
             case Publish():
-                event = VersionPublished(command.lineage, command.number, sim.publish_s, f"v{command.number}", 1)
+                event = VersionPublished(
+                    command.lineage, command.number, sim.publish_s, f"v{command.number}", 1
+                )
                 self.later(sim.publish_s, event)
             case ApplyVersion():
                 for name in command.replicas:
@@ -318,10 +325,14 @@ class SimulatedDriver:
 
     def _score(self, command: Score) -> None:
         if self.rng.random() < self.sim.p_score_fails:
-            event: Event = ScoreFailed(command.rollout, command.attempt, command.tries, "timeout", "simulated")
+            event: Event = ScoreFailed(
+                command.rollout, command.attempt, command.tries, "timeout", "simulated"
+            )
         else:
             solved = self.rng.random() < task_solve_rate(command.task_id, self.sim)
-            event = Scored(command.rollout, command.attempt, command.tries, float(solved), (), self.sim.score_s, 0.0)
+            event = Scored(
+                command.rollout, command.attempt, command.tries, float(solved), (), self.sim.score_s, 0.0
+            )
         self.later(self.sim.score_s, event)
 
 

@@ -35,7 +35,9 @@ def load_causal_lm(path: Path, dtype: Dtype = "float32") -> LlamaForCausalLM:
 
     import torch
     from transformers import LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model = LlamaForCausalLM.from_pretrained(
         path, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
     )

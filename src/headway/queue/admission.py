@@ -9,10 +9,14 @@ ghosts until the next batch, so that a step never asks for more than the budget 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headway.core.commands import RequestTask, StartRollout
-from headway.core.records import Purpose
 from headway.queue.context import Context, rollout_seed
 from headway.queue.state import GroupState, RolloutState
+
+if TYPE_CHECKING:
+    from headway.core.records import Purpose
 
 POLICY = "main"
 
@@ -41,7 +45,9 @@ def admit(ctx: Context) -> None:
     applied = min(replica.number for replica in state.replicas.values())
     last_step = ctx.settings.stop.steps
     while True:
-        step = state.step + busy + ahead // queue.batch_groups  # the version that this group's step trains from
+        step = (
+            state.step + busy + ahead // queue.batch_groups
+        )  # the version that this group's step trains from
         if step - applied > queue.max_depth or (last_step and step >= last_step):
             return
         if queue.max_running_rollouts and running + queue.group_size > queue.max_running_rollouts and running:

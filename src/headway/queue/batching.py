@@ -7,14 +7,18 @@ the run as no_signal.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headway.core.commands import Row, Train
-from headway.core.events import StepEnded
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
 from headway.queue.admission import ghosts
-from headway.queue.context import Context
 from headway.queue.staleness import age, drop_stale
-from headway.queue.state import GroupState
 from headway.queue.stopping import stop
+
+if TYPE_CHECKING:
+    from headway.core.events import StepEnded
+    from headway.queue.context import Context
+    from headway.queue.state import GroupState
 
 
 def release(ctx: Context) -> None:
@@ -30,7 +34,8 @@ def release(ctx: Context) -> None:
         _empty_batch(ctx)
         return
     dry = state.exhausted and not any(
-        g.purpose == "train" and g.stage in ("requested", "running", "signalling") for g in state.groups.values()
+        g.purpose == "train" and g.stage in ("requested", "running", "signalling")
+        for g in state.groups.values()
     )
     if queued and (len(queued) >= needed or dry):
         _release(ctx, queued)
@@ -75,7 +80,8 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
             for steps, span in zip(ages, rollout.spans, strict=True):
                 tokens[steps] = tokens.get(steps, 0) + span.num_tokens
     running = sum(
-        g.purpose == "train" and g.stage in ("requested", "running", "signalling") for g in state.groups.values()
+        g.purpose == "train" and g.stage in ("requested", "running", "signalling")
+        for g in state.groups.values()
     )
     left = len(queued) - len(batch)
     ctx.note(

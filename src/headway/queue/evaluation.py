@@ -1,11 +1,15 @@
-"""Evaluation on held-out tasks: one version, all tasks, one mean. It never goes stale and feeds no gradient."""
+"""Evaluation on held-out tasks: one version, all tasks, one mean. It never goes stale."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headway.core.notes import EvalEnded, EvalStarted
 from headway.queue.admission import request_group
-from headway.queue.context import Context
 from headway.queue.state import EvalState
+
+if TYPE_CHECKING:
+    from headway.queue.context import Context
 
 
 def due(ctx: Context) -> None:
@@ -47,7 +51,9 @@ def end(ctx: Context) -> None:
     rewards = evaluation.rewards
     state.evaluated, state.eval = evaluation.number, None
     if not rewards:
-        ctx.warn("eval_failed", f"no rollout of the evaluation of version {evaluation.number} could be scored")
+        ctx.warn(
+            "eval_failed", f"no rollout of the evaluation of version {evaluation.number} could be scored"
+        )
     ctx.note(
         EvalEnded(
             evaluation.lineage,

@@ -1,4 +1,4 @@
-"""A group from its last score to the queue: settlement, signal, the zero-advantage filter with bounded refill.
+"""A group from its last score to the queue: settlement, signal, the zero-advantage filter.
 
 Advantages freeze when the group settles. A lost member leaves the group (shrink) or voids it (void); it is
 never counted as reward 0.
@@ -6,12 +6,16 @@ never counted as reward 0.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headway.core.commands import Signal
-from headway.core.events import GroupSignal
 from headway.core.notes import GroupSettled, Refilled
-from headway.queue.context import Context
 from headway.queue.rollouts import fate_of_loss
 from headway.queue.state import CARRIED, GroupState
+
+if TYPE_CHECKING:
+    from headway.core.events import GroupSignal
+    from headway.queue.context import Context
 
 
 def settle_complete(ctx: Context) -> None:

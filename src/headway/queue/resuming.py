@@ -6,12 +6,16 @@ Unfinished rollouts of groups that were in flight start again; their finished si
 
 from __future__ import annotations
 
-from headway.core.events import RunResumed
+from typing import TYPE_CHECKING
+
 from headway.core.notes import RolloutRevived
 from headway.queue import rollouts
 from headway.queue.admission import ask_task, start_attempt
-from headway.queue.context import Context
-from headway.queue.state import GroupState
+
+if TYPE_CHECKING:
+    from headway.core.events import RunResumed
+    from headway.queue.context import Context
+    from headway.queue.state import GroupState
 
 
 def resumed(ctx: Context, event: RunResumed) -> None:

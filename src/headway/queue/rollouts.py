@@ -6,14 +6,18 @@ infrastructure failure is never a reward: a rollout without a score leaves its g
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headway.core.commands import Cancel, Score
 from headway.core.events import RolloutEnded, RolloutFailed, Scored, ScoreFailed, ToolEnded, TurnEnded
 from headway.core.notes import AttemptFailed, Fate
 from headway.core.records import merge_spans
 from headway.queue import sandboxes
 from headway.queue.admission import start_attempt
-from headway.queue.context import Context
-from headway.queue.state import GroupState, RolloutState
+
+if TYPE_CHECKING:
+    from headway.queue.context import Context
+    from headway.queue.state import GroupState, RolloutState
 
 _FATES: dict[str, Fate] = {
     "infrastructure": "failed_infrastructure",
@@ -152,7 +156,9 @@ def deadline(ctx: Context, kind: str, rollout_id: str) -> None:
         event = ScoreFailed(rollout.id, rollout.attempt, rollout.score_tries, "timeout", "no answer in time")
         score_failed(ctx, group, rollout, event)
     elif rollout.owner == "environment":
-        attempt_failed(ctx, group, rollout, "environment", "timeout", "never returned, not even when cancelled")
+        attempt_failed(
+            ctx, group, rollout, "environment", "timeout", "never returned, not even when cancelled"
+        )
     else:
         _lose(rollout, "scheduler")
 

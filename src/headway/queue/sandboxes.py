@@ -6,11 +6,15 @@ lock one another out.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headway.core.commands import GrantSandbox, ReleaseSandbox
-from headway.core.events import SandboxLost, SandboxReady, SandboxReleased, SandboxWanted
 from headway.core.notes import Ignored
-from headway.queue.context import Context
 from headway.queue.state import RolloutState, SandboxState
+
+if TYPE_CHECKING:
+    from headway.core.events import SandboxLost, SandboxReady, SandboxReleased, SandboxWanted
+    from headway.queue.context import Context
 
 
 def wanted(ctx: Context, rollout: RolloutState, event: SandboxWanted) -> None:

@@ -12,10 +12,9 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.core.codec import from_plain, to_plain
-from headway.core.commands import Command
 from headway.core.events import (
     CheckpointDone,
     CommandRefused,
@@ -63,8 +62,11 @@ from headway.queue import (
     waits,
 )
 from headway.queue.context import Context
-from headway.queue.settings import SchedulerSettings
 from headway.queue.state import ReplicaState, State
+
+if TYPE_CHECKING:
+    from headway.core.commands import Command
+    from headway.queue.settings import SchedulerSettings
 
 RolloutEvent = TurnEnded | ToolEnded | RolloutParked | RolloutEnded | RolloutFailed | Scored | ScoreFailed
 
@@ -121,12 +123,22 @@ class Scheduler:
     def _take(self, ctx: Context, event: Event) -> None:
         match event:
             case (
-                TurnEnded() | ToolEnded() | RolloutParked() | RolloutEnded() | RolloutFailed() | Scored() | ScoreFailed()
+                TurnEnded()
+                | ToolEnded()
+                | RolloutParked()
+                | RolloutEnded()
+                | RolloutFailed()
+                | Scored()
+                | ScoreFailed()
             ):
                 self._take_rollout(ctx, event)
             case SandboxWanted():
                 found = ctx.find(event.rollout)
-                if found is None or found[1].attempt != event.attempt or found[1].station in ("scored", "lost"):
+                if (
+                    found is None
+                    or found[1].attempt != event.attempt
+                    or found[1].station in ("scored", "lost")
+                ):
                     ctx.note(Ignored("SandboxWanted", event.sandbox))
                 else:
                     sandboxes.wanted(ctx, found[1], event)
@@ -178,7 +190,9 @@ class Scheduler:
                 state.replicas[event.replica] = ReplicaState(event.epoch, event.lineage, event.number)
                 self._maybe_start(ctx)
             case ReplicaLost():
-                stopping.stop(ctx, "failed", f"generator {event.replica} was lost: {event.cause}", failed=True)
+                stopping.stop(
+                    ctx, "failed", f"generator {event.replica} was lost: {event.cause}", failed=True
+                )
             case WorkerLost():
                 text = f"{event.role} worker {event.worker} was lost: {event.cause}"
                 stopping.stop(ctx, "failed", text, failed=True)
@@ -283,5 +297,7 @@ class Scheduler:
             else:
                 self.state.overrides[event.key] = before
             self._refresh_settings()
-            ctx.warn("setting", f"queue.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed")
+            ctx.warn(
+                "setting", f"queue.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
+            )
         ctx.settings = self.settings

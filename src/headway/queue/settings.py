@@ -42,8 +42,8 @@ class QueueSettings:
     max_attempts: int = setting(2, "Attempts at a rollout that fails for no fault of the model.", ge=1)
     on_failed_rollout: Literal["shrink", "void"] = setting(
         "shrink",
-        "What a group does when a member is lost for good: shrink trains the others if at least two are left, "
-        "void drops the group.",
+        "What a group does when a member is lost for good: shrink trains the others if two or more are "
+        "left, void drops the group.",
     )
     max_failed_groups: int = setting(
         8, "End the run as failed after this many groups in a row without a usable rollout.", ge=1
@@ -74,7 +74,7 @@ class QueueSettings:
             yield Problem(
                 "depth",
                 self.depth,
-                f"depth may not exceed bound ({self.bound}): what is generated further ahead could never train",
+                f"depth may not exceed bound ({self.bound}): what is generated further ahead would never train",
                 f"Use depth = {self.bound} or less, or raise queue.bound.",
             )
 
@@ -84,7 +84,9 @@ class EvalSettings:
     """Section [eval]: evaluation on held-out tasks. An evaluation measures exactly one policy version."""
 
     num_tasks: int = setting(64, "Held-out tasks per evaluation; 0 switches evaluation off.", ge=0)
-    every_steps: int = setting(0, "Evaluate each time this many steps are done; 0 for never in between.", ge=0)
+    every_steps: int = setting(
+        0, "Evaluate each time this many steps are done; 0 for never in between.", ge=0
+    )
     at_start: bool = setting(True, "Evaluate before the first step.")
     at_end: bool = setting(True, "Evaluate after the last step.")
     temperature: float = setting(0.0, "Sampling temperature of evaluation; 0 is greedy.", ge=0)
@@ -107,7 +109,10 @@ class StopSettings:
         """Yield rules between these settings that do not hold."""
         if not (self.steps or self.wall_s or self.target_reward):
             yield Problem(
-                "steps", self.steps, "a run needs an end", "Set stop.steps, stop.wall_s or stop.target_reward."
+                "steps",
+                self.steps,
+                "a run needs an end",
+                "Set stop.steps, stop.wall_s or stop.target_reward.",
             )
 
 

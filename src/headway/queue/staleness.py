@@ -7,11 +7,14 @@ Invariant: no token beyond the bound reaches the gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from headway.core.notes import RolloutSettled
-from headway.core.records import VersionSpan
-from headway.queue.context import Context
-from headway.queue.state import GroupState, State
+
+if TYPE_CHECKING:
+    from headway.core.records import VersionSpan
+    from headway.queue.context import Context
+    from headway.queue.state import GroupState, State
 
 
 def age(state: State, lineage: int, number: int) -> int:

@@ -1,4 +1,4 @@
-"""The scheduler's whole state: ids, spans, scalars and references, never tokens. Plain data, JSON both ways."""
+"""The scheduler's whole state: ids, spans, scalars and references, never tokens. JSON both ways."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from headway.core.records import Purpose, VersionSpan
 
-Station = Literal["waiting", "generating", "tool", "parked", "scoring", "scored", "lost", "queued", "training"]
+Station = Literal[
+    "waiting", "generating", "tool", "parked", "scoring", "scored", "lost", "queued", "training"
+]
 Pending = Literal["", "cancelling", "parking"]
 GroupStage = Literal["requested", "running", "signalling", "queued", "training", "trained"]
 CARRIED = ("interrupted", "failed")  # outcomes after which train groups are kept for a resume
@@ -33,7 +35,9 @@ class RolloutState:
     reward: float = 0.0
     advantage: float = 0.0
     owner: str = ""  # of its loss, for station lost
-    sandboxes: list[str] = field(default_factory=list[str])  # ids it ever asked for, to know a repeated request
+    sandboxes: list[str] = field(
+        default_factory=list[str]
+    )  # ids it ever asked for, to know a repeated request
 
 
 @dataclass(slots=True)

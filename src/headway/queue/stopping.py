@@ -6,11 +6,15 @@ the outcome allows one, then Finish. After a fault nothing is waited for: Finish
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headway.core.commands import Finish
 from headway.core.notes import Stopping
 from headway.queue import evaluation, rollouts
-from headway.queue.context import Context
 from headway.queue.state import CARRIED
+
+if TYPE_CHECKING:
+    from headway.queue.context import Context
 
 
 def stop(ctx: Context, outcome: str, message: str, *, failed: bool) -> None:
@@ -105,7 +109,11 @@ def finish(ctx: Context) -> None:
 def _waiting(ctx: Context) -> bool:
     """Whether the end still waits for a rollout, the trainer, a sandbox or the last evaluation."""
     state = ctx.state
-    if state.trainer != "idle" or state.sandboxes or (state.trainer_joined and max(state.saved_step, 0) < state.step):
+    if (
+        state.trainer != "idle"
+        or state.sandboxes
+        or (state.trainer_joined and max(state.saved_step, 0) < state.step)
+    ):
         return True
     if state.eval is not None or (state.eval_wanted >= 0 and state.replicas):
         return True

@@ -6,10 +6,14 @@ published meanwhile, only the newest is applied.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headway.core.commands import ApplyVersion, Checkpoint, Publish
-from headway.core.events import CheckpointDone, VersionApplied, VersionPublished
 from headway.core.notes import Ignored, VersionSuperseded
-from headway.queue.context import Context
+
+if TYPE_CHECKING:
+    from headway.core.events import CheckpointDone, VersionApplied, VersionPublished
+    from headway.queue.context import Context
 
 
 def publish(ctx: Context) -> None:
@@ -72,7 +76,7 @@ def save(ctx: Context) -> None:
         return
     every = ctx.settings.checkpoint.every_steps
     due = every and state.step // every > max(state.saved_step, 0) // every
-    if state.phase == "running" and due or state.phase == "stopping" and not state.failed and state.step:
+    if (state.phase == "running" and due) or (state.phase == "stopping" and not state.failed and state.step):
         state.trainer = "saving"
         ctx.ask(Checkpoint(state.step))
         ctx.expect("checkpoint", ctx.settings.deadlines.checkpoint_s)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headway.core.commands import WakeAt
 from headway.queue import rollouts, sandboxes
-from headway.queue.context import Context
 from headway.queue.stopping import stop
+
+if TYPE_CHECKING:
+    from headway.queue.context import Context
 
 _FATAL = {
     "train": ("the trainer", "take a step", "train_s"),

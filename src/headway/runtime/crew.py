@@ -11,17 +11,20 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.core.errors import HeadwayError
 from headway.core.events import Event, WorkerLost
 from headway.runtime.job import Job
 from headway.runtime.wire import Link, socket_pair
+
+if TYPE_CHECKING:
+    import socket
 
 _LOG_TAIL_BYTES = 2000
 
@@ -62,7 +65,7 @@ class Crew:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": str(job.threads),
-            "OMP_WAIT_POLICY": "PASSIVE",  # two processes share the cores: a spinning thread steals from the other
+            "OMP_WAIT_POLICY": "PASSIVE",  # a spinning thread steals its core from the others
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
         }

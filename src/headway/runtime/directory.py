@@ -1,13 +1,13 @@
 """A run directory: resolved config, journal, payloads, checkpoints, logs and a summary.
 
-    runs/quickstart/
-      config.toml       every setting as it was resolved
-      journal.jsonl     every event, command and note; all metrics derive from it
-      payloads/         tokens of finished rollouts
-      checkpoints/      the trainer's checkpoints and the scheduler's snapshots
-      weights/          the newest published versions
-      logs/             what each worker process wrote
-      summary.json      the report's metrics, written at the end
+runs/quickstart/
+config.toml       every setting as it was resolved
+journal.jsonl     every event, command and note; all metrics derive from it
+payloads/         tokens of finished rollouts
+checkpoints/      the trainer's checkpoints and the scheduler's snapshots
+weights/          the newest published versions
+logs/             what each worker process wrote
+summary.json      the report's metrics, written at the end
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def release(path: Path) -> None:
 
 def _drives(pid: int, path: Path) -> bool:
     try:
-        return "headway" in Path(f"/proc/{pid}/cmdline").read_text() or path.name in os.readlink(f"/proc/{pid}/cwd")
+        return "headway" in Path(f"/proc/{pid}/cmdline").read_text() or path.name in os.readlink(
+            f"/proc/{pid}/cwd"
+        )
     except OSError:
         return False
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 
 from headway.core.errors import EngineError
 from headway.core.protocols import Chunk, EngineCapabilities, EngineStats, GenerateRequest
 from headway.core.records import FLOATS, TOKENS
-from headway.runtime.wire import Link
+
+if TYPE_CHECKING:
+    from headway.runtime.wire import Link
 
 
 class RemoteEngine:

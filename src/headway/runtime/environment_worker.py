@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import TYPE_CHECKING
 
-from headway.config.compose import Config
 from headway.core.commands import (
     Cancel,
     GrantSandbox,
@@ -33,6 +33,9 @@ from headway.runtime.job import Job, payload_dir
 from headway.runtime.tasks import make, offer
 from headway.runtime.wire import Link
 from headway.sandbox.bubblewrap import BubblewrapProvider
+
+if TYPE_CHECKING:
+    from headway.config.compose import Config
 
 _PROMPTS_CHECKED = 8  # of each split, before anything is generated
 
@@ -111,7 +114,9 @@ def generation_limits(config: Config) -> GenerationLimits:
 def expected_capabilities(config: Config) -> EngineCapabilities:
     """Return what the embedded engine offers under this configuration."""
     settings = config.generator
-    return EngineCapabilities(settings.max_running, settings.max_context_tokens, "sampling", True, True, False)
+    return EngineCapabilities(
+        settings.max_running, settings.max_context_tokens, "sampling", True, True, False
+    )
 
 
 def check_prompts(environment: Environment, renderer: Renderer, config: Config) -> None:

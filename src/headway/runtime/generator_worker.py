@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headway.config.compose import Config
-from headway.core.commands import ApplyVersion
 from headway.core.events import ReplicaChanged, ReplicaJoined, VersionApplied
 from headway.core.protocols import Engine, GenerateRequest
 from headway.generator.engine import EmbeddedEngine
-from headway.runtime.job import Job
 from headway.runtime.wire import Link
+
+if TYPE_CHECKING:
+    from headway.config.compose import Config
+    from headway.core.commands import ApplyVersion
+    from headway.runtime.job import Job
 
 _STATS_EVERY_S = 5.0
 _EPOCH = 0

@@ -10,16 +10,15 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.algorithms.advantages import advantage_function
 from headway.config.compose import Config
 from headway.core.clock import RunClock
-from headway.core.commands import Finish
 from headway.core.errors import HeadwayError, WorkerDiedError
 from headway.core.events import Event, StopAsked
 from headway.queue.scheduler import Scheduler
@@ -31,6 +30,11 @@ from headway.runtime.wire import socket_pair
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
+
+if TYPE_CHECKING:
+    import socket
+
+    from headway.core.commands import Finish
 
 GENERATOR = "generator0"
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
@@ -176,10 +180,14 @@ class _Life:
 
 
 def divide_cores(config: Config) -> Threads:
-    """Divide the machine's cores: all to each side when they take turns (bound 0), half each when both compute."""
+    """Divide the cores: all to each side when they take turns (bound 0), half each when both compute."""
     cores = len(os.sched_getaffinity(0))
     if config.queue.bound == 0:
-        return Threads(config.generator.threads or cores, config.trainer.threads or cores, config.generator.threads or cores)
+        return Threads(
+            config.generator.threads or cores,
+            config.trainer.threads or cores,
+            config.generator.threads or cores,
+        )
     trainer = config.trainer.threads or max(1, cores // 2)
     generator = config.generator.threads or max(1, cores - trainer)
     return Threads(generator, trainer, config.generator.threads or cores)

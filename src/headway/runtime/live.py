@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headway.core.clock import Clock, process_cpu_s, stopwatch
 from headway.core.commands import (
@@ -36,12 +37,14 @@ from headway.core.events import (
     GroupSignal,
     StepEnded,
 )
-from headway.queue.scheduler import Scheduler
-from headway.runtime.wire import Link
-from headway.telemetry.journal_writer import JournalWriter
-from headway.telemetry.metrics import RunMetrics
 from headway.telemetry.progress import Progress
 from headway.telemetry.records import Entry, Stat
+
+if TYPE_CHECKING:
+    from headway.queue.scheduler import Scheduler
+    from headway.runtime.wire import Link
+    from headway.telemetry.journal_writer import JournalWriter
+    from headway.telemetry.metrics import RunMetrics
 
 Advantages = Callable[[Sequence[float]], list[float]]
 

@@ -35,8 +35,8 @@ def verify(run_dir: Path) -> ReplayResult:
             what = "commands" if given[0] != recorded[0] else "notes"
             before, after = (recorded[0], given[0]) if what == "commands" else (recorded[1], given[1])
             text = (
-                f"event {entry.seq} ({type(entry.event).__name__} at {entry.t:.6f} s) gives other {what} than "
-                f"recorded\n  recorded: {before}\n  given:    {after}"
+                f"event {entry.seq} ({type(entry.event).__name__} at {entry.t:.6f} s) gives other {what} "
+                f"than recorded\n  recorded: {before}\n  given:    {after}"
             )
             return ReplayResult(False, num_events, num_commands, text)
         num_events += 1

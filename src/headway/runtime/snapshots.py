@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.core.codec import dumps
 from headway.queue.scheduler import Scheduler
-from headway.queue.settings import SchedulerSettings
 from headway.runtime.job import checkpoint_dir
-from headway.telemetry.journal import Journal
+
+if TYPE_CHECKING:
+    from headway.queue.settings import SchedulerSettings
+    from headway.telemetry.journal import Journal
 
 _PREFIX = "scheduler-"
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-from headway.core.commands import RequestTask
 from headway.core.events import TaskOffered, TasksExhausted
-from headway.core.protocols import Environment
-from headway.core.records import Task
+
+if TYPE_CHECKING:
+    from headway.core.commands import RequestTask
+    from headway.core.protocols import Environment
+    from headway.core.records import Task
 
 
 def offer(environment: Environment, command: RequestTask) -> TaskOffered | TasksExhausted:
@@ -18,7 +21,9 @@ def offer(environment: Environment, command: RequestTask) -> TaskOffered | Tasks
         if command.split == "eval" or size == 0:
             return TasksExhausted(command.request)
         index %= size
-    task_id = f"{command.split}/{index}" if command.level is None else f"{command.split}/{index}/{command.level}"
+    task_id = (
+        f"{command.split}/{index}" if command.level is None else f"{command.split}/{index}/{command.level}"
+    )
     return TaskOffered(command.request, task_id, make(environment, task_id).level)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headway.config.compose import Config
 from headway.config.show import write_config
 from headway.core.clock import wall_time
 from headway.core.codec import to_plain
@@ -19,6 +19,9 @@ from headway.runtime.life import Prepared, live
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
+
+if TYPE_CHECKING:
+    from headway.config.compose import Config
 
 
 def train(config: Config, *, config_path: Path) -> int:

@@ -7,13 +7,16 @@ on saying that it is alive. Each is answered by its event.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
 from headway.core.commands import Checkpoint, Publish, Train
 from headway.core.events import CheckpointDone, Event, StepEnded, VersionPublished, WorkerJoined
-from headway.core.protocols import Trainer
 from headway.runtime.job import Job, checkpoint_dir, payload_dir
-from headway.runtime.wire import Link
+
+if TYPE_CHECKING:
+    from headway.core.protocols import Trainer
+    from headway.runtime.wire import Link
 
 
 async def serve(job: Job, link: Link) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headway.config.compose import Config
 from headway.core.commands import GrantSandbox, Score, StartRollout
 from headway.core.errors import DeadlineError, EnvironmentFault
 from headway.core.events import (
@@ -24,7 +24,6 @@ from headway.core.events import (
     ToolEnded,
 )
 from headway.core.payload import PayloadWriter, read_payload
-from headway.core.records import Task, TrainingSample
 from headway.environments.host import HostSettings, RolloutHost
 from headway.environments.registry import build
 from headway.models.checkpoint import resolve, verify
@@ -34,6 +33,10 @@ from headway.runtime.generator_worker import build_engine
 from headway.runtime.tasks import make
 from headway.runtime.train import say
 from headway.sandbox.bubblewrap import BubblewrapProvider
+
+if TYPE_CHECKING:
+    from headway.config.compose import Config
+    from headway.core.records import Task, TrainingSample
 
 _ROLLOUT, _RUN = "try", "try"
 

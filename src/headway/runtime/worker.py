@@ -16,11 +16,13 @@ import socket
 import sys
 import traceback
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from headway.core.errors import HeadwayError
-from headway.runtime.job import Job
 from headway.runtime.wire import Link
+
+if TYPE_CHECKING:
+    from headway.runtime.job import Job
 
 _PR_SET_PDEATHSIG = 1
 _SERVERS = {
@@ -81,8 +83,9 @@ async def _beat(link: Link, every_s: float) -> None:
 
 
 def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return _first(group.exceptions[0])
     return error
 
 

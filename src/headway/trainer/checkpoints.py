@@ -61,7 +61,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         file = path / name
         size = file.stat().st_size if file.is_file() else -1
         if size != num_bytes:
-            raise HeadwayError(f"checkpoint {path} is incomplete: {name} must have {num_bytes} bytes", value=size)
+            raise HeadwayError(
+                f"checkpoint {path} is incomplete: {name} must have {num_bytes} bytes", value=size
+            )
     return manifest
 
 

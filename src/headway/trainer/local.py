@@ -143,9 +143,7 @@ class LocalTrainer:
 
     def forward_backward(self, rows: Sequence[Row], denominators: Denominators) -> BatchSums:
         """Add the gradient of a part of a batch; parts in any split and order add up to the whole's."""
-        return self._forward_backward(
-            fetch_rows(rows, self._payload_dir, self._policy.vocab), denominators
-        )
+        return self._forward_backward(fetch_rows(rows, self._payload_dir, self._policy.vocab), denominators)
 
     def zero_grad(self) -> None:
         """Forget the gradient gathered so far."""

@@ -141,7 +141,9 @@ def _check(sample: TrainingSample, rollout: str, vocab: int) -> None:
         raise HeadwayError(f"a sample of rollout {rollout} must have tokens", value=num)
     if not num == len(sample.trainable) == len(sample.logprobs):
         lengths = (num, len(sample.trainable), len(sample.logprobs))
-        raise HeadwayError(f"the arrays of a sample of rollout {rollout} must be of one length", value=lengths)
+        raise HeadwayError(
+            f"the arrays of a sample of rollout {rollout} must be of one length", value=lengths
+        )
     if min(sample.token_ids) < 0 or max(sample.token_ids) >= vocab:
         rule = f"token ids of rollout {rollout} must be below the model's vocabulary of {vocab}"
         raise HeadwayError(rule, value=(min(sample.token_ids), max(sample.token_ids)))
