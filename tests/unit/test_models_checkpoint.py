@@ -9,7 +9,7 @@ from headway.models.cache import MANIFEST, check_manifest, install, model_dir
 from headway.models.checkpoint import read_header, resolve, verify, weight_files
 from headway.models.fetch import fetch
 from headway.models.load import load_causal_lm, model_facts
-from headway.models.tiny import TinyRecipe, make_tiny
+from headway.models.tiny import TinyRecipe, make_tiny, tiny_source
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +20,14 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def copy(whole, tmp_path):
     """A copy without manifest, as a user's own checkpoint would be."""
-    for file in whole.iterdir():
-        if file.name != MANIFEST:
-            (tmp_path / file.name).write_bytes(file.read_bytes())
+    copy_files(whole, tmp_path)
     return tmp_path
+
+
+def copy_files(source, target):
+    for file in source.iterdir():
+        if file.name != MANIFEST:
+            (target / file.name).write_bytes(file.read_bytes())
 
 
 def edit(path, name, **changes):
@@ -228,9 +232,7 @@ def test_resolve_finds_a_cached_alias_and_tells_an_incomplete_one(whole, tmp_pat
     monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path))
     target = model_dir("tiny")
     assert target == tmp_path / "models" / "tiny"
-    install(
-        target, "test", lambda path: [(path / f.name).write_bytes(f.read_bytes()) for f in whole.iterdir()]
-    )
+    install(target, tiny_source(), lambda path: copy_files(whole, path))
     assert resolve("tiny") == target
     assert fetch("tiny") == target
     os.truncate(target / "model.safetensors", 1000)
@@ -238,21 +240,35 @@ def test_resolve_finds_a_cached_alias_and_tells_an_incomplete_one(whole, tmp_pat
         resolve("tiny")
 
 
-def test_fetch_makes_a_damaged_model_again(whole, tmp_path, monkeypatch):
-    from headway.models import tiny
+@pytest.fixture
+def remade(monkeypatch):
+    """Stands in for the warm start."""
 
+    def make_tiny(path):
+        return install(path, tiny_source(), lambda staging: (staging / "weights").write_bytes(b"54321"))
+
+    monkeypatch.setattr("headway.models.tiny.make_tiny", make_tiny)
+
+
+@pytest.mark.usefixtures("remade")
+def test_fetch_makes_a_damaged_model_again(tmp_path):
     target = model_dir("tiny", tmp_path)
-    install(target, "test", lambda path: (path / "weights").write_bytes(b"12345"))
+    install(target, tiny_source(), lambda path: (path / "weights").write_bytes(b"12345"))
     (target / "weights").write_bytes(b"1")
-    monkeypatch.setattr(
-        tiny,
-        "make_tiny",
-        lambda path: install(path, "again", lambda p: (p / "weights").write_bytes(b"54321")),
-    )
     told = []
     assert fetch("tiny", tmp_path, told.append) == target
     assert (target / "weights").read_bytes() == b"54321"
     assert "making it again" in told[0]
+
+
+@pytest.mark.usefixtures("remade")
+def test_a_model_of_another_recipe_is_made_again(tmp_path):
+    target = model_dir("tiny", tmp_path)
+    install(
+        target, tiny_source(recipe=TinyRecipe(steps=1)), lambda path: (path / "weights").write_bytes(b"1")
+    )
+    assert resolve("tiny", tmp_path) == target
+    assert (target / "weights").read_bytes() == b"54321"
 
 
 def test_fetch_names_the_models_it_knows():

@@ -18,11 +18,6 @@ from pathlib import Path
 from headway.core.errors import ModelError
 
 MANIFEST = "headway_manifest.json"
-Progress = Callable[[str], None]
-
-
-def silent(message: str) -> None:
-    """Ignore a progress message."""
 
 
 def cache_root(cache_dir: Path | None = None) -> Path:
@@ -47,6 +42,14 @@ def write_manifest(path: Path, source: str) -> None:
         if file.is_file() and file.name != MANIFEST
     }
     (path / MANIFEST).write_text(json.dumps({"format": 1, "source": source, "files": files}, indent=2) + "\n")
+
+
+def is_made_from(path: Path, source: str) -> bool:
+    """Return whether `path` holds a model whose manifest names this source, whole or not."""
+    try:
+        return json.loads((path / MANIFEST).read_text()).get("source") == source
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def check_manifest(path: Path, *, hashes: bool) -> None:

@@ -15,16 +15,14 @@ from headway.core.errors import ModelError
 from headway.models import from_gguf
 from headway.models.cache import (
     MANIFEST,
-    Progress,
     cache_root,
     check_manifest,
     install,
-    model_dir,
     sha256,
-    silent,
 )
-from headway.models.fetch import FETCHABLE, fetch
+from headway.models.fetch import FETCHABLE, cached, fetch
 from headway.models.llama import LlamaShape, read_shape
+from headway.models.progress import Progress, silent
 
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
@@ -49,11 +47,7 @@ def resolve(model: str, cache_dir: Path | None = None, progress: Progress = sile
     if path.suffix == ".gguf" and path.is_file():
         return _convert_cached(path, cache_dir, progress)
     if model in FETCHABLE:
-        target = model_dir(model, cache_dir)
-        if (target / MANIFEST).exists():
-            check_manifest(target, hashes=False)
-            return target
-        return fetch(model, cache_dir, progress)
+        return cached(model, cache_dir) or fetch(model, cache_dir, progress)
     if _looks_like_path(model):
         raise ModelError("A model directory must exist", value=model, remedy=_choices())
     return _from_hub(model, progress)

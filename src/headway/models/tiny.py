@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.models.cache import Progress, install, silent
+from headway.models.cache import install
+from headway.models.progress import Progress, no_progress_bars, silent
 
 if TYPE_CHECKING:
     import torch
@@ -79,10 +80,16 @@ def make_tiny(
 
     def build(staging: Path) -> None:
         model = train_tiny(seed, chosen, progress)
-        model.save_pretrained(staging)
+        with no_progress_bars():
+            model.save_pretrained(staging)
         write_tokenizer(staging)
 
-    return install(path, f"headway tiny, seed {seed}", build)
+    return install(path, tiny_source(seed, chosen), build)
+
+
+def tiny_source(seed: int = 0, recipe: TinyRecipe | None = None) -> str:
+    """Return what the manifest says of a tiny model's making: another recipe makes another model."""
+    return f"headway tiny, seed {seed}, {recipe or TinyRecipe()}"
 
 
 def write_tokenizer(path: Path) -> None:
