@@ -89,9 +89,7 @@ def agree(logprobs, wanted):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 async def test_log_probs_are_those_of_transformers_at_the_sampling_temperature(engine, temperature):
-    items = [
-        request(f"r{i}", range(1, 3 + 9 * i), max_tokens=20, temperature=temperature) for i in range(6)
-    ]
+    items = [request(f"r{i}", range(1, 3 + 9 * i), max_tokens=20, temperature=temperature) for i in range(6)]
     for item, answer in zip(items, await collect_all(engine, items), strict=True):
         agree(answer.logprobs, reference(0, item.prompt_ids, answer.token_ids, temperature))
 

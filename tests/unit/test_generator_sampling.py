@@ -42,7 +42,9 @@ def test_draws_invert_the_cumulative_distribution():
     plan = draws(4000)
     tokens, _ = draw_tokens(logits, plan)
     upto = torch.softmax(logits[0].double(), -1).cumsum(0)
-    wanted = torch.searchsorted(upto, torch.tensor([d.uniform for d in plan], dtype=torch.float64), right=True)
+    wanted = torch.searchsorted(
+        upto, torch.tensor([d.uniform for d in plan], dtype=torch.float64), right=True
+    )
     differing = (wanted != torch.tensor(tokens)).sum()
     assert differing <= 4  # a uniform within f32 rounding of a token's edge
 

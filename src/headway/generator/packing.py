@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
 from headway.core.errors import ModelError
-from headway.generator.shape import DecoderShape
+
+if TYPE_CHECKING:
+    from headway.generator.shape import DecoderShape
 
 # The blocked layout depends on the expected batch; one made for 32 rows was within 5 % of the best
 # everywhere from 4 to 256 rows.
@@ -174,7 +176,9 @@ class _Packer:
         rows = self._rows.get(key[1], (0,))
         if len(parts) < len(rows):
             if self._base is None:
-                missing = [name for name, place in _PARTS.items() if place[0] == key[1] and place[1] not in parts]
+                missing = [
+                    name for name, place in _PARTS.items() if place[0] == key[1] and place[1] not in parts
+                ]
                 raise ModelError("the checkpoint lacks a parameter", value=f"layer {key[0]}: {missing[0]}")
             old = _plain(_matrix(self._base, key)).split(rows)
             parts = {part: parts.get(part, old[part]) for part in range(len(rows))}
