@@ -24,11 +24,12 @@ LLAMA3 = {
 
 def make_model(**changes):
     torch.manual_seed(0)
-    options = dict(
+    base = LlamaConfig(
         vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
         num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.2,
+        head_dim=8,
     )  # fmt: skip
-    return LlamaForCausalLM(LlamaConfig(**(options | changes))).eval()
+    return LlamaForCausalLM(LlamaConfig(**(base.to_dict() | changes))).eval()
 
 
 def make_decoder(model, slots=4, context=64):
@@ -110,8 +111,13 @@ def test_a_partial_update_equals_packing_everything():
     model, other = make_model(), make_model(initializer_range=0.1)
     shape = decoder_shape(model.config)
     base = pack_weights(shape, model.state_dict().items())
-    part = ["model.layers.1.self_attn.k_proj.weight", "model.layers.2.mlp.up_proj.weight",
-            "model.layers.0.mlp.down_proj.weight", "model.norm.weight", "model.embed_tokens.weight"]  # fmt: skip
+    part = [
+        "model.layers.1.self_attn.k_proj.weight",
+        "model.layers.2.mlp.up_proj.weight",
+        "model.layers.0.mlp.down_proj.weight",
+        "model.norm.weight",
+        "model.embed_tokens.weight",
+    ]
     before = base.layers[1].qkv.to_dense().clone()
     fresh = update_weights(shape, base, [(name, other.state_dict()[name]) for name in part])
     assert fresh.layers[0].qkv is base.layers[0].qkv

@@ -6,16 +6,19 @@ token is ready to decode, be that token the last of its prompt or the last it sa
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from headway.generator.kv import KvCache
 from headway.generator.packing import LayerWeights, PackedWeights, linear
 from headway.generator.shape import DecoderShape, rotations
+
+if TYPE_CHECKING:
+    from array import array
+
+    from headway.generator.kv import KvCache
 
 
 class Piece(NamedTuple):

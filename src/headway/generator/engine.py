@@ -13,21 +13,23 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from headway.core.errors import EngineError, UserError
 from headway.core.protocols import Chunk, EngineCapabilities, EngineStats, GenerateRequest
-from headway.core.records import FinishReason
 from headway.generator.decoder import Decoder
 from headway.generator.kv import KvCache
 from headway.generator.live import Live, Mailbox
 from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
 from headway.generator.packing import PackedWeights, pack_weights, update_weights
-from headway.generator.settings import GeneratorSettings
 from headway.generator.shape import decoder_shape
 from headway.generator.slots import Slots
+
+if TYPE_CHECKING:
+    from headway.core.records import FinishReason
+    from headway.generator.settings import GeneratorSettings
 
 ReadWeights = Callable[[str], Iterable[tuple[str, torch.Tensor]]]
 

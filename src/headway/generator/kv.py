@@ -8,11 +8,15 @@ Invariant: values beyond a slot's resident tokens are finite, for attention mult
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy
 import torch
 
 from headway.core.errors import UserError
-from headway.generator.shape import DecoderShape
+
+if TYPE_CHECKING:
+    from headway.generator.shape import DecoderShape
 
 
 class KvCache:

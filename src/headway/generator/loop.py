@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
 from headway.core.errors import EngineError
@@ -30,9 +31,11 @@ from headway.core.records import FLOATS, TOKENS, FinishReason
 from headway.generator.decoder import Decoder, Piece
 from headway.generator.kv import KvCache
 from headway.generator.live import Live
-from headway.generator.packing import PackedWeights
 from headway.generator.sampling import draw_tokens
 from headway.generator.slots import Slots, common_prefix
+
+if TYPE_CHECKING:
+    from headway.generator.packing import PackedWeights
 
 _RATE_STEPS = 32  # decode steps that the tokens/s of the stats look back over
 

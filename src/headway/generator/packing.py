@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
 from headway.core.errors import ModelError
-from headway.generator.shape import DecoderShape
+
+if TYPE_CHECKING:
+    from headway.generator.shape import DecoderShape
 
 # The blocked layout depends on the expected batch; one made for 32 rows was within 5 % of the best
 # everywhere from 4 to 256 rows.

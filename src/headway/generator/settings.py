@@ -38,7 +38,7 @@ class GeneratorSettings:
                 Problem(
                     "max_answer_tokens",
                     self.max_answer_tokens,
-                    f"an answer must leave room for a prompt in max_context_tokens = {self.max_context_tokens}",
+                    f"an answer leaves room for a prompt in max_context_tokens = {self.max_context_tokens}",
                     "Lower max_answer_tokens or raise max_context_tokens.",
                 )
             )

@@ -10,11 +10,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy
 
 from headway.core.records import TOKENS
-from headway.generator.kv import KvCache
+
+if TYPE_CHECKING:
+    from headway.generator.kv import KvCache
 
 MIXED = -1  # epoch of a slot whose KV comes from more than one version
 
