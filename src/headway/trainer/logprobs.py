@@ -32,9 +32,7 @@ def token_logprobs(
         log-probs [t], nats, differentiable in `hidden` and `output_weight`; entropies [t], nats, detached.
         Both are float32, or float64 for a float64 model.
     """
-    keep_direction = (
-        torch.is_grad_enabled() and hidden.requires_grad and not output_weight.requires_grad
-    )
+    keep_direction = torch.is_grad_enabled() and hidden.requires_grad and not output_weight.requires_grad
     return _TokenLogprobs.apply(hidden, output_weight, targets, temperatures, keep_direction)  # pyright: ignore
 
 

@@ -14,7 +14,7 @@ from headway.core.errors import HeadwayError, UserError
 from headway.trainer.logprobs import token_logprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
     from torch import Tensor
@@ -80,7 +80,7 @@ class TrainedPolicy:
         return token_logprobs(hidden, head, row.targets, row.temperatures)
 
     @contextlib.contextmanager
-    def as_reference(self) -> Iterator[None]:
+    def as_reference(self) -> Generator[None]:
         """Be the checkpoint that the run began from, inside the block; HeadwayError with full fine-tuning."""
         if self._peft is None:
             rule = "the reference policy is kept with LoRA only: full fine-tuning overwrites it"
@@ -89,7 +89,7 @@ class TrainedPolicy:
             yield
 
     def published(self) -> dict[str, Tensor]:
-        """Return what replicas need: LoRA factors under PEFT names, or all weights under Hugging Face names."""
+        """Return LoRA factors under PEFT names, or all weights under Hugging Face names."""
         if self._peft is None:
             return dict(self._base.named_parameters())
         return get_peft_model_state_dict(self._peft, save_embedding_layers=False)
@@ -107,8 +107,12 @@ class TrainedPolicy:
         """Take the weights of a checkpoint, exactly; UserError when it is of another kind or shape."""
         kind = _MODEL if self._peft is None else _ADAPTER
         if not (directory / kind).is_dir():
-            rule = f"checkpoint {directory} must hold {kind}/ to go on with trainer.full = {self._peft is None}"
-            raise UserError(rule, remedy="Resume with the settings that the run began with", key="trainer.full")
+            rule = (
+                f"checkpoint {directory} must hold {kind}/ to go on with trainer.full = {self._peft is None}"
+            )
+            raise UserError(
+                rule, remedy="Resume with the settings that the run began with", key="trainer.full"
+            )
         tensors: dict[str, Tensor] = {}
         for file in sorted((directory / kind).glob("*.safetensors")):
             tensors |= load_file(file)
@@ -137,7 +141,9 @@ def _with_lora(model: PreTrainedModel, settings: TrainerSettings, seed: int) -> 
     targets: Any = settings.lora_targets
     if targets != "all-linear":
         targets = [name.strip() for name in targets.split(",")]
-        names = {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+        names = {
+            name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)
+        }
         if missing := [name for name in targets if name not in names]:
             rule = f"lora_targets must be all-linear or some of {', '.join(sorted(names))}"
             raise UserError(rule, value=missing[0], key="trainer.lora_targets")
@@ -159,4 +165,6 @@ def _check_shapes(own: dict[str, Tensor], found: dict[str, Tensor], directory: P
         shape = tuple(found[name].shape) if name in found else None
         if shape != tuple(tensor.shape):
             rule = f"checkpoint {directory} must fit the model: {name} has shape {tuple(tensor.shape)} here"
-            raise UserError(rule, value=shape, remedy="Resume with the model and rank that the run began with")
+            raise UserError(
+                rule, value=shape, remedy="Resume with the model and rank that the run began with"
+            )

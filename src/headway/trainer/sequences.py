@@ -7,6 +7,7 @@ of a rollout carries the row's advantage and one weight, whichever sample it is 
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,6 @@ from headway.core.errors import HeadwayError
 from headway.core.payload import read_payload
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -141,7 +141,9 @@ def _check(sample: TrainingSample, rollout: str, vocab: int) -> None:
         raise HeadwayError(f"a sample of rollout {rollout} must have tokens", value=num)
     if not num == len(sample.trainable) == len(sample.logprobs):
         lengths = (num, len(sample.trainable), len(sample.logprobs))
-        raise HeadwayError(f"the arrays of a sample of rollout {rollout} must be of one length", value=lengths)
+        raise HeadwayError(
+            f"the arrays of a sample of rollout {rollout} must be of one length", value=lengths
+        )
     if min(sample.token_ids) < 0 or max(sample.token_ids) >= vocab:
         rule = f"token ids of rollout {rollout} must be below the model's vocabulary of {vocab}"
         raise HeadwayError(rule, value=(min(sample.token_ids), max(sample.token_ids)))

@@ -73,7 +73,9 @@ def read_manifest(path: Path, *, hashes: bool = False) -> Manifest:
         data = path.parent / file.name
         size = data.stat().st_size if data.is_file() else -1
         if size != file.num_bytes:
-            raise HeadwayError(f"published weights {data} are torn: {file.num_bytes} bytes expected", value=size)
+            raise HeadwayError(
+                f"published weights {data} are torn: {file.num_bytes} bytes expected", value=size
+            )
         if hashes and file_facts(data).sha256 != file.sha256:
             raise HeadwayError(f"published weights {data} are damaged: their SHA-256 is not the manifest's")
     return manifest

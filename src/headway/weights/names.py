@@ -1,7 +1,7 @@
 """Parameter names: PEFT's to Hugging Face's. No torch.
 
-    base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight    a factor of
-    model.layers.0.self_attn.q_proj.weight
+base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight    a factor of
+model.layers.0.self_attn.q_proj.weight
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def parse_lora(name: str) -> LoraName:
     """
     match = _FACTOR.fullmatch(name)
     if match is None:
-        raise HeadwayError("an adapter tensor must be a lora_A or lora_B weight of a linear layer", value=name)
+        raise HeadwayError(
+            "an adapter tensor must be a lora_A or lora_B weight of a linear layer", value=name
+        )
     return LoraName(f"{match['module']}.weight", "A" if match["factor"] == "A" else "B")
 
 

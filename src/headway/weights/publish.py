@@ -72,7 +72,9 @@ def write_adapter(
         "inference_mode": True,
     }
     renamed = {lora_name(*names[name]): tensor for name, tensor in tensors.items()}
-    return _write(directory, lineage, number, "adapter", renamed, alpha / rank, keep, json.dumps(config, indent=1))
+    return _write(
+        directory, lineage, number, "adapter", renamed, alpha / rank, keep, json.dumps(config, indent=1)
+    )
 
 
 def write_full(

@@ -51,7 +51,9 @@ class WeightReader:
             facts = read_manifest(path, hashes=self._check_hashes)
             try:
                 file = stack.enter_context(safe_open(path.parent / facts.files[0].name, framework="pt"))
-                yield from self._full(file, path) if facts.kind == "full" else self._adapted(file, facts, path)
+                yield from (
+                    self._full(file, path) if facts.kind == "full" else self._adapted(file, facts, path)
+                )
             except SafetensorError as error:
                 raise HeadwayError(f"published weights {path} are damaged: {error}") from error
 
