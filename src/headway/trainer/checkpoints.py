@@ -15,7 +15,7 @@ from headway.core.errors import HeadwayError
 from headway.weights.atomic import remove_directory, whole_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Mapping
     from pathlib import Path
 
 FORMAT = 1
@@ -29,7 +29,7 @@ def checkpoint_path(directory: Path, step: int) -> Path:
 
 
 @contextlib.contextmanager
-def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Path]:
+def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Generator[Path]:
     """Yield a directory to fill; at the end it becomes the checkpoint of `step`, whole and durable.
 
     `facts` are JSON values for the manifest.

@@ -108,9 +108,11 @@ class LocalTrainer:
         self.zero_grad()
         sums = self._forward_backward(fetched, count(fetched))
         metrics = sums.metrics() | self.optim_step()
-        if self._num_nonfinite > MAX_NONFINITE_STEPS:
+        if (num := self._num_nonfinite) > MAX_NONFINITE_STEPS:
             names = ", ".join(row.rollout for row in rows[:8])
-            rule = f"loss and gradient must be finite; step {self._steps} was skipped like the {MAX_NONFINITE_STEPS} before"
+            rule = (
+                f"loss and gradient must be finite; step {self._steps} was skipped like the {num - 1} before"
+            )
             remedy = f"Its first rollouts are {names}. A lower trainer.learning_rate may help"
             raise HeadwayError(rule, value=(metrics["loss"], metrics["grad_norm"]), remedy=remedy)
         return StepResult(sums.num_tokens, sums.num_trained_tokens, metrics)

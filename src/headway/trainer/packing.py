@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch import Tensor
 
     from headway.trainer.sequences import TrainSequence
 
@@ -82,7 +81,7 @@ def pack(sequences: Sequence[TrainSequence], max_tokens: int) -> list[PackedRow]
 
 
 def num_positions(sequence: TrainSequence) -> int:
-    """Return how many positions a sequence needs alone: up to the one that predicts its last trained token."""
+    """Return the positions a sequence needs alone: up to the one that predicts its last trained token."""
     return sequence.positions[-1] if sequence.positions else 0
 
 

@@ -14,7 +14,7 @@ from headway.core.errors import HeadwayError, UserError
 from headway.trainer.logprobs import token_logprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
     from torch import Tensor
@@ -80,7 +80,7 @@ class TrainedPolicy:
         return token_logprobs(hidden, head, row.targets, row.temperatures)
 
     @contextlib.contextmanager
-    def as_reference(self) -> Iterator[None]:
+    def as_reference(self) -> Generator[None]:
         """Be the checkpoint that the run began from, inside the block; HeadwayError with full fine-tuning."""
         if self._peft is None:
             rule = "the reference policy is kept with LoRA only: full fine-tuning overwrites it"
@@ -89,7 +89,7 @@ class TrainedPolicy:
             yield
 
     def published(self) -> dict[str, Tensor]:
-        """Return what replicas need: LoRA factors under PEFT names, or all weights under Hugging Face names."""
+        """Return LoRA factors under PEFT names, or all weights under Hugging Face names."""
         if self._peft is None:
             return dict(self._base.named_parameters())
         return get_peft_model_state_dict(self._peft, save_embedding_layers=False)

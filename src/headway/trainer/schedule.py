@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step alone, so that a resumed run needs no schedule state. No torch."""
+"""The learning rate as a function of the step alone: a resumed run needs no schedule state. No torch."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ of a rollout carries the row's advantage and one weight, whichever sample it is 
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,6 @@ from headway.core.errors import HeadwayError
 from headway.core.payload import read_payload
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Sequence
     from pathlib import Path
 

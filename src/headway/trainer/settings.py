@@ -38,8 +38,8 @@ class TrainerSettings:
     )
     micro_batch_tokens: int = setting(
         1024,
-        "Most tokens in one packed forward pass; a longer sequence has a pass of its own. Memory and attention "
-        "grow with its square.",
+        "Most tokens in one packed forward pass; a longer sequence has a pass of its own. Attention's time "
+        "and memory grow with the square.",
         ge=1,
     )
     gradient_checkpointing: bool = setting(

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
+if TYPE_CHECKING:
     from headway.algorithms.losses.apply import LossOutput
     from headway.trainer.packing import PackedRow
 
@@ -31,7 +31,7 @@ class BatchSums:
     mismatch: float = 0.0  # sum of |trainer - behaviour| over tokens of the newest version
     mismatch_max: float = 0.0
     num_fresh_tokens: int = 0
-    logprobs: dict[int, Tensor] = field(default_factory=dict[int, "Tensor"])
+    logprobs: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
     def add(self, row: PackedRow, output: LossOutput, logp: Tensor, entropy: Tensor) -> None:
         """Add one micro-batch."""

@@ -1,1 +1,1 @@
-"""Hand a policy version's weights from the trainer to the replicas: files or shared memory, whole or not at all."""
+"""Hand a policy version's weights from the trainer to the replicas, whole or not at all."""

@@ -12,14 +12,14 @@ import shutil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
 PARTIAL = ".partial-"
 
 
 @contextlib.contextmanager
-def whole_directory(target: Path, *, durable: bool = False) -> Iterator[Path]:
+def whole_directory(target: Path, *, durable: bool = False) -> Generator[Path]:
     """Yield a directory to write into; it becomes `target` at the end, or vanishes when the block raises.
 
     An existing `target` is replaced. With `durable` everything is fsynced first, so that it also survives a
