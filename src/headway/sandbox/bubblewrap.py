@@ -26,7 +26,7 @@ from urllib.parse import quote
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee
 from headway.sandbox import files
-from headway.sandbox.layout import SANDBOX_ENV, Layout, find_bwrap
+from headway.sandbox.layout import SANDBOX_ENV, VIEW_TOOLS, Layout, find_bwrap
 from headway.sandbox.preflight import guarantees, unavailable
 from headway.sandbox.process import Limits, run_contained
 from headway.sandbox.settings import SandboxSettings
@@ -88,7 +88,7 @@ class BubblewrapProvider:
         folder = self.root() / quote(run_id, safe="")
         if folder.is_dir():
             for orphan in os.listdir(folder):
-                files.remove_tree(folder / orphan)
+                await asyncio.to_thread(files.remove_tree, folder / orphan)
                 ended += 1
             files.remove_tree(folder)
         return ended
@@ -104,7 +104,7 @@ class BubblewrapProvider:
                 raise SandboxUnavailableError(
                     "the bubblewrap sandbox needs Linux >= 5.3", remedy="Run on Linux, or in a Linux VM"
                 )
-            drop_uid = os.geteuid() == 0 and shutil.which("setpriv") is not None
+            drop_uid = os.geteuid() == 0 and all(map(shutil.which, VIEW_TOOLS))
             self._layout = Layout(find_bwrap(), self._settings, drop_uid)
         return self._layout
 
@@ -185,7 +185,7 @@ class BubblewrapSandbox:
         self._terminated = True
         async with self._turn:
             if self._folder is not None:
-                files.remove_tree(self._folder)
+                await asyncio.to_thread(files.remove_tree, self._folder)
                 with contextlib.suppress(OSError):  # the run's other sandboxes are still in it
                     self._folder.parent.rmdir()
                 self._folder = None

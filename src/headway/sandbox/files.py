@@ -16,6 +16,8 @@ from pathlib import Path
 from headway.core.errors import SandboxError
 from headway.sandbox.layout import WORK
 
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 def write_file(root: Path, path: str, data: bytes, owner: int | None) -> None:
     """Write a regular file below `root`, making folders; `owner` is a uid, None for the caller's."""
@@ -50,7 +52,10 @@ def _parent(root: Path, path: str, owner: int | None, *, make: bool = True) -> G
     """Open the folder that holds `path`, component by component."""
     *folders, name = _parts(path)
     with ExitStack() as stack:
-        at = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            at = os.open(root, _FOLDER)
+        except OSError as error:
+            raise _refused(path, error) from None
         stack.callback(os.close, at)
         for folder in folders:
             try:
@@ -58,7 +63,7 @@ def _parent(root: Path, path: str, owner: int | None, *, make: bool = True) -> G
                     os.mkdir(folder, 0o755, dir_fd=at)
                     if owner is not None:
                         os.chown(folder, owner, owner, dir_fd=at, follow_symlinks=False)
-                at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+                at = os.open(folder, _FOLDER, dir_fd=at)
             except OSError as error:
                 raise _refused(path, error) from None
             stack.callback(os.close, at)
@@ -98,8 +103,10 @@ def usage(root: Path, max_bytes: int, max_files: int) -> tuple[int, int]:
     while folders:
         try:
             entries = os.scandir(folders.pop())
-        except OSError:
-            continue  # gone meanwhile, unreadable, or a path too long: nothing big fits behind the last
+        except FileNotFoundError:
+            continue
+        except OSError:  # unreadable or too deep: what cannot be measured is too much
+            return max_bytes + 1, num_files
         with entries:
             for entry in entries:
                 try:
@@ -118,45 +125,45 @@ def usage(root: Path, max_bytes: int, max_files: int) -> tuple[int, int]:
 def remove_tree(root: Path) -> None:
     """Remove a folder and everything below it, however deep and whatever its modes; idempotent.
 
-    Subfolders of subfolders are moved up to the root before their parent goes, so that neither the stack
-    nor the length of a path grows with the depth.
+    Walks down and back up with one open folder at a time, so that neither the stack, nor open files, nor
+    the length of a path grows with the depth.
     """
-    number = 0
     try:
-        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        os.chmod(root, 0o700)
+        fd = os.open(root, _FOLDER)
     except FileNotFoundError:
         return
+    path: list[tuple[str, list[str]]] = []  # (a folder's name, what is left to do in its parent)
+    left = _unlink_files(fd)
     try:
-        while True:
-            names = os.listdir(fd)
-            if not names:
-                break
-            for name in names:
-                if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
-                    os.unlink(name, dir_fd=fd)
-                    continue
-                number = _hoist(fd, name, number)
+        while left or path:
+            if left:
+                name = left.pop()
+                os.chmod(name, 0o700, dir_fd=fd)
+                path.append((name, left))
+                fd = _move(fd, name)
+                left = _unlink_files(fd)
+            else:
+                name, left = path.pop()
+                fd = _move(fd, "..")
                 os.rmdir(name, dir_fd=fd)
     finally:
         os.close(fd)
     os.rmdir(root)
 
 
-def _hoist(fd: int, name: str, number: int) -> int:
-    """Empty the folder `name`: unlink its files, move its folders beside it under fresh names."""
-    os.chmod(name, 0o700, dir_fd=fd)
-    child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-    try:
-        for entry in os.listdir(child):
-            if stat.S_ISDIR(os.stat(entry, dir_fd=child, follow_symlinks=False).st_mode):
-                os.chmod(
-                    entry, 0o700, dir_fd=child
-                )  # moving a folder rewrites its "..", so it must be writable
-                while _exists(fd, f"hoisted-{number}"):
-                    number += 1
-                os.rename(entry, f"hoisted-{number}", src_dir_fd=child, dst_dir_fd=fd)
-            else:
-                os.unlink(entry, dir_fd=child)
-    finally:
-        os.close(child)
-    return number
+def _move(fd: int, name: str) -> int:
+    there = os.open(name, _FOLDER, dir_fd=fd)
+    os.close(fd)
+    return there
+
+
+def _unlink_files(fd: int) -> list[str]:
+    """Unlink everything in a folder but folders; return those."""
+    folders: list[str] = []
+    for name in os.listdir(fd):
+        if stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+            folders.append(name)
+        else:
+            os.unlink(name, dir_fd=fd)
+    return folders

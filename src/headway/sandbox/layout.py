@@ -1,9 +1,11 @@
 """The command line of bubblewrap: what a sandbox sees, and how a program starts in it.
 
 Two shapes. An ordinary user runs bubblewrap directly: new user, pid, mount, network, ipc, uts and cgroup
-namespaces. Root first makes a view with a plain bubblewrap (mounts only), gives up its uid there, and runs
-the same command line inside it, for two reasons: the process limit does not hold for uid 0, and an
-interpreter below a 0700 home cannot be bound by any other uid.
+namespaces. Root first makes a view (a private mount namespace with what bubblewrap needs at names that any
+uid can reach), gives up its uid, and runs the same command line there, for two reasons: the process limit
+does not hold for uid 0, and an interpreter below a 0700 home cannot be bound by any other uid. The view
+is made by the process that becomes bubblewrap, not by a parent of it: die-with-parent is a signal from the
+dying parent, and only the controller itself is privileged enough to send it to another uid.
 
 The program starts through a small shell stage. It sets the resource limits (the process limit counts only
 inside the new user namespace, so it cannot be set from outside), writes READY, and waits for one line on
@@ -27,10 +29,12 @@ WORK = "/work"
 SHIM = "/opt/headway/bin"  # where python3 is, whatever the host calls it
 SANDBOX_ENV = {"PATH": f"{SHIM}:/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "LANG": "C.UTF-8"}
 NOBODY = 65534
+VIEW_TOOLS = ("unshare", "setpriv", "mount")  # of util-linux; what root needs to give up its uid
 
 _SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/nix/store", "/gnu/store")
-_VIEW_BWRAP = "/opt/headway/bubblewrap"
+# The view covers /sys in its own mount namespace: every Linux has that folder, and nothing of ours is in it.
+_VIEW = "/sys"
 
 _STAGE = """
 {{ (ulimit -p {pids}) 2>/dev/null && ulimit -p {pids} || ulimit -u {pids}; }} &&
@@ -38,6 +42,18 @@ ulimit -v {memory_kb} && ulimit -f {file_blocks} && ulimit -n {files} && ulimit 
 ulimit -S -t {cpu_s} && ulimit -H -t {cpu_kill_s} || exit 125
 printf '{ready}\\n'
 read -r go && [ "$go" = go ] || exit 125
+exec "$@"
+"""
+
+# Arguments: source and name of each bind, then "--", then the command.
+_MAKE_VIEW = f"""
+mount -n -t tmpfs -o mode=755,size=1m headway {_VIEW} || exit 125
+while [ "$1" != -- ]; do
+  if [ -d "$1" ]; then mkdir -p "{_VIEW}/$2"; else : > "{_VIEW}/$2"; fi
+  mount -n --bind "$1" "{_VIEW}/$2" || exit 125
+  shift 2
+done
+shift
 exec "$@"
 """
 
@@ -93,24 +109,30 @@ class Layout:
         bubblewrap writes its child's pid, as JSON, to `info_fd`.
         """
         if not self.drop_uid:
-            return [
-                self.bwrap.path,
-                *self._contained(work, info_fd),
-                "/bin/sh",
-                "-c",
-                self._stage(),
-                "sh",
-                *command,
-            ]
-        inner = f"{_VIEW_BWRAP}/bwrap"
-        if self.bwrap.folders:
-            package = Path(self.bwrap.folders[0])
-            inner = f"{_VIEW_BWRAP}/{package.name}/{Path(self.bwrap.path).relative_to(package)}"
+            sources = {sys.base_prefix: sys.base_prefix, WORK: work}
+            return [self.bwrap.path, *self._contained(sources, info_fd), *self._start(command)]
+        binary, *binds = self._visible_bwrap()
+        binds += [work, "work"]
+        sources = {sys.base_prefix: sys.base_prefix, WORK: f"{_VIEW}/work"}
+        if _needs_bind(sys.base_prefix):
+            binds += [sys.base_prefix, "base"]
+            sources[sys.base_prefix] = f"{_VIEW}/base"
         return [
-            *[self.bwrap.path, *self._view(work), "setpriv"],
-            *[f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", inner],
-            *[*self._contained(WORK, info_fd), "/bin/sh", "-c", self._stage(), "sh", *command],
+            *["unshare", "--mount", "/bin/sh", "-c", _MAKE_VIEW, "sh", *binds, "--"],
+            *["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all"],
+            *[binary, *self._contained(sources, info_fd), *self._start(command)],
         ]
+
+    def _start(self, command: list[str]) -> list[str]:
+        return ["/bin/sh", "-c", self._stage(), "sh", *command]
+
+    def _visible_bwrap(self) -> list[str]:
+        """Where the view has bubblewrap, and the binds that put it there."""
+        if not self.bwrap.folders:
+            return [f"{_VIEW}/bwrap", self.bwrap.path, "bwrap"]
+        binds = [part for folder in self.bwrap.folders for part in (folder, Path(folder).name)]
+        package = Path(self.bwrap.folders[0])
+        return [f"{_VIEW}/{package.name}/{Path(self.bwrap.path).relative_to(package)}", *binds]
 
     def _stage(self) -> str:
         settings = self.settings
@@ -124,38 +146,29 @@ class Layout:
             ready=READY.decode().strip(),
         )
 
-    def _contained(self, work: str, info_fd: int) -> list[str]:
-        """The namespaces and mounts that the program lives in."""
+    def _contained(self, sources: dict[str, str], info_fd: int) -> list[str]:
+        """The namespaces and mounts that the program lives in; `sources` says where two of them come from."""
         size = str(self.settings.tmpfs_mb << 20)
         interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
         return [
             *["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000"],
             *["--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL"],
-            *_system(),
+            *_system(sources[sys.base_prefix]),
             *["--proc", "/proc", "--dev", "/dev", "--size", "1048576", "--tmpfs", "/dev/shm"],
-            *["--size", size, "--tmpfs", "/tmp", "--bind", work, WORK],
+            *["--size", size, "--tmpfs", "/tmp", "--bind", sources[WORK], WORK],
             *[*_folders(SHIM), "--symlink", interpreter, f"{SHIM}/python3"],
             *["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK],
             *["--info-fd", str(info_fd), "--"],
         ]
 
-    def _view(self, work: str) -> list[str]:
-        """What the inner bubblewrap may bind, at names that any uid can reach."""
-        binds: list[str] = _folders(_VIEW_BWRAP)
-        for folder in self.bwrap.folders:
-            binds += ["--ro-bind", folder, f"{_VIEW_BWRAP}/{Path(folder).name}"]
-        if not self.bwrap.folders:
-            binds += ["--ro-bind", self.bwrap.path, f"{_VIEW_BWRAP}/bwrap"]
-        return [
-            *["--die-with-parent", "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"],
-            *_system(),
-            *["--dev-bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev", *binds],
-            *["--bind", work, WORK, "--dir", "/tmp", "--chdir", "/", "--"],  # bubblewrap builds under /tmp
-        ]
+
+def _needs_bind(path: str) -> bool:
+    """Whether a path exists and is not part of /usr, which every sandbox has."""
+    return os.path.exists(path) and path != "/usr" and not path.startswith("/usr/")
 
 
-def _system() -> list[str]:
-    """Read-only system folders and the interpreter's own prefix."""
+def _system(base: str) -> list[str]:
+    """Read-only system folders, and the interpreter's own prefix, found at `base`."""
     arguments = ["--ro-bind", "/usr", "/usr"]
     for folder in _SYSTEM_FOLDERS:
         if os.path.islink(folder):
@@ -163,8 +176,9 @@ def _system() -> list[str]:
         elif os.path.isdir(folder):
             arguments += ["--ro-bind", folder, folder]
     for path in (*_SYSTEM_FILES, sys.base_prefix):
-        if os.path.exists(path) and not path.startswith("/usr/") and path != "/usr":
-            arguments += [*_folders(os.path.dirname(path)), "--ro-bind", path, path]
+        if _needs_bind(path):
+            source = base if path == sys.base_prefix else path
+            arguments += [*_folders(os.path.dirname(path)), "--ro-bind", source, path]
     return arguments
 
 
