@@ -297,3 +297,7 @@ class Trainer(Protocol):
     def load(self, path: str) -> None:
         """Go on exactly from a checkpoint."""
         ...
+
+    def set_threads(self, num_threads: int) -> None:
+        """Compute with this many CPU threads from now on."""
+        ...

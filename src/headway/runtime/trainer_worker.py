@@ -25,7 +25,7 @@ async def serve(job: Job, link: Link) -> None:
     link.send("event", WorkerJoined("trainer", job.name))
     while (message := await link.receive()) is not None and message[0] != "stop":
         if message[0] == "threads":
-            await asyncio.to_thread(_set_threads, message[1])
+            await asyncio.to_thread(trainer.set_threads, message[1])
         else:
             link.send("event", await asyncio.to_thread(_obey, trainer, message[1]))
 
@@ -49,12 +49,6 @@ def _build(job: Job) -> Trainer:
     if job.checkpoint is not None:
         trainer.load(str(job.checkpoint))
     return trainer
-
-
-def _set_threads(num_threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(num_threads)
 
 
 def _obey(trainer: Trainer, command: Train | Publish | Checkpoint) -> Event:

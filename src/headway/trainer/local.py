@@ -68,7 +68,7 @@ class LocalTrainer:
         keep_checkpoints: int = 3,
     ) -> None:
         if settings.threads:
-            torch.set_num_threads(settings.threads)
+            self.set_threads(settings.threads)
         self._settings = settings
         self._algorithm = algorithm
         self._loss = LOSSES.load(algorithm.loss)
@@ -229,6 +229,10 @@ class LocalTrainer:
         self._num_nonfinite = state["num_nonfinite"]
         self._lineage = None
         self.zero_grad()
+
+    def set_threads(self, num_threads: int) -> None:
+        """Compute with this many CPU threads from now on."""
+        torch.set_num_threads(num_threads)
 
     def _forward_backward(self, fetched: Sequence[FetchedRow], denominators: Denominators) -> BatchSums:
         sequences = build_sequences(
