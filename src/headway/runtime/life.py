@@ -25,7 +25,7 @@ from headway.queue.scheduler import Scheduler
 from headway.runtime import directory, snapshots
 from headway.runtime.crew import Crew, Death
 from headway.runtime.job import Job, Role
-from headway.runtime.live import LiveDriver, Threads
+from headway.runtime.live import LiveDriver, Share, Threads
 from headway.runtime.wire import socket_pair
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.telemetry.journal_writer import JournalWriter
@@ -151,9 +151,9 @@ class _Life:
         environments = [f"environment{index}" for index in range(self._prepared.config.environment.workers)]
         pairs = {name: socket_pair() for name in environments}
         links = tuple((name, pair[0].fileno()) for name, pair in pairs.items())
-        generator = self._job("generator", GENERATOR, links, self._threads.alone)
+        generator = self._job("generator", GENERATOR, links, self._threads.generator.alone)
         await self._start(crew, driver, generator, [pair[0] for pair in pairs.values()])
-        await self._start(crew, driver, self._job("trainer", "trainer", (), self._threads.trainer), [])
+        await self._start(crew, driver, self._job("trainer", "trainer", (), self._threads.trainer.alone), [])
         for name, pair in pairs.items():
             job = self._job("environment", name, ((GENERATOR, pair[1].fileno()),), 1)
             await self._start(crew, driver, job, [pair[1]])
@@ -180,14 +180,11 @@ class _Life:
 
 
 def divide_cores(config: Config) -> Threads:
-    """Divide the cores: all to each side when they take turns (bound 0), half each when both compute."""
+    """Divide the cores: half each while both sides compute, all for one while the other waits."""
     cores = len(os.sched_getaffinity(0))
-    if config.queue.bound == 0:
-        return Threads(
-            config.generator.threads or cores,
-            config.trainer.threads or cores,
-            config.generator.threads or cores,
-        )
-    trainer = config.trainer.threads or max(1, cores // 2)
-    generator = config.generator.threads or max(1, cores - trainer)
-    return Threads(generator, trainer, config.generator.threads or cores)
+    half = max(1, cores // 2)
+    fixed = config.generator.threads, config.trainer.threads
+    return Threads(
+        Share(fixed[0] or max(1, cores - half), fixed[0] or cores),
+        Share(fixed[1] or half, fixed[1] or cores),
+    )
