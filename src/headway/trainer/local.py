@@ -134,7 +134,7 @@ class LocalTrainer:
         found: dict[int, Tensor] = {}
         with torch.no_grad():
             for row in pack(sequences, self._settings.micro_batch_tokens):
-            self._take_threads()
+                self._take_threads()
                 logp, _ = self._policy.logprobs(row)
                 found |= dict(zip(row.members, logp.split(row.lengths), strict=True))
         flat = iter([found.get(index, torch.empty(0)) for index in range(len(sequences))])
@@ -246,6 +246,7 @@ class LocalTrainer:
         )
         sums = BatchSums(num_unshared_tokens=sum(map(num_positions, sequences)))
         for row in pack(sequences, self._settings.micro_batch_tokens):
+            self._take_threads()
             logp, entropy = self._policy.logprobs(row)
             output = apply_loss(
                 self._loss,
