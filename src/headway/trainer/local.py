@@ -109,7 +109,7 @@ class LocalTrainer:
         metrics = sums.metrics() | self.optim_step()
         if (num := self._num_nonfinite) > MAX_NONFINITE_STEPS:
             names = ", ".join(row.rollout for row in rows[:8])
-            rule = f"loss and gradient must be finite; {num} steps in a row were not, the last step {self._steps}"
+            rule = f"loss and gradient must be finite; {num} steps in a row were not, the last {self._steps}"
             remedy = f"Its first rollouts are {names}. A lower trainer.learning_rate may help"
             raise HeadwayError(rule, value=(metrics["loss"], metrics["grad_norm"]), remedy=remedy)
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
