@@ -11,10 +11,10 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Union, get_args, get_origin
 
-T = TypeVar("T")
+Decode = Callable[[Any], Any]
 
 
 def to_plain(value: Any) -> Any:
@@ -51,55 +51,69 @@ def _identity(plain: Any) -> Any:
 
 
 @functools.cache
-def _decoder(hint: Any) -> Any:
+def _decoder(hint: Any) -> Decode:
     """Return a function that decodes plain values into `hint`; built once per type."""
-    if hint in (Any, object, str, int, bool, type(None)):
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in (Any, object, str, int, bool, type(None)) or origin is Literal or hint is dict:
         return _identity
     if hint is float:
         return float
-    origin = get_origin(hint)
-    if origin is Literal:
-        return _identity
     if origin in (Union, types.UnionType):
-        members = [member for member in get_args(hint) if member is not type(None)]
-        inner = _decoder(members[0]) if len(members) == 1 else _identity
-        return lambda plain: None if plain is None else inner(plain)
-    if origin is list:
-        (item,) = map(_decoder, get_args(hint))
-        return lambda plain: [item(entry) for entry in plain]
-    if origin is set:
-        (item,) = map(_decoder, get_args(hint))
-        return lambda plain: {item(entry) for entry in plain}
+        return _optional_decoder(args)
+    if origin in (list, set):
+        return _collection_decoder(origin, args[0])
     if origin is tuple:
-        return _tuple_decoder(get_args(hint))
-    if origin in (dict, Mapping) or hint is dict:
-        return _dict_decoder(get_args(hint))
-    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
+        return _collection_decoder(tuple, args[0]) if args[1:] == (Ellipsis,) else _fixed_decoder(tuple, args)
+    if origin in (dict, Mapping):
+        return _dict_decoder(*args)
+    if isinstance(hint, type) and issubclass(hint, tuple):
         hints = typing.get_type_hints(hint)
-        decoders = [_decoder(hints[name]) for name in hint._fields]  # pyright: ignore
-        return lambda plain: hint(*(d(entry) for d, entry in zip(decoders, plain, strict=True)))
+        return _fixed_decoder(lambda items: hint(*items), tuple(hints.values()))
     if dataclasses.is_dataclass(hint):
         return _dataclass_decoder(typing.cast("type", hint))
     raise TypeError(f"cannot decode into {hint!r}")
 
 
-def _tuple_decoder(args: tuple[Any, ...]) -> Any:
-    if len(args) == 2 and args[1] is Ellipsis:
-        item = _decoder(args[0])
-        return lambda plain: tuple(item(entry) for entry in plain)
-    decoders = [_decoder(arg) for arg in args]
-    return lambda plain: tuple(d(entry) for d, entry in zip(decoders, plain, strict=True))
+def _optional_decoder(members: tuple[Any, ...]) -> Decode:
+    """A union decodes its one member that is not None; a union of several is left plain."""
+    others = [member for member in members if member is not type(None)]
+    inner = _decoder(others[0]) if len(others) == 1 else _identity
+
+    def decode(plain: Any) -> Any:
+        return None if plain is None else inner(plain)
+
+    return decode
 
 
-def _dict_decoder(args: tuple[Any, ...]) -> Any:
-    if not args:
-        return _identity
-    value = _decoder(args[1])
-    as_key = int if args[0] is int else _identity
-    return lambda plain: {as_key(key): value(entry) for key, entry in plain.items()}
+def _collection_decoder(make: Decode, item: Any) -> Decode:
+    inner = _decoder(item)
+
+    def decode(plain: list[Any]) -> Any:
+        return make(inner(entry) for entry in plain)
+
+    return decode
 
 
-def _dataclass_decoder(cls: type) -> Any:
+def _fixed_decoder(make: Decode, items: tuple[Any, ...]) -> Decode:
+    decoders = [_decoder(item) for item in items]
+
+    def decode(plain: list[Any]) -> Any:
+        return make(inner(entry) for inner, entry in zip(decoders, plain, strict=True))
+
+    return decode
+
+
+def _dict_decoder(key: Any, item: Any) -> Decode:
+    inner = _decoder(item)
+    as_key: Decode = int if key is int else _identity
+
+    def decode(plain: dict[str, Any]) -> Any:
+        return {as_key(name): inner(entry) for name, entry in plain.items()}
+
+    return decode
+
+
+def _dataclass_decoder(cls: type) -> Decode:
     hints = typing.get_type_hints(cls)
     decoders = {name: _decoder(hints[name]) for name in _field_names(cls)}
 

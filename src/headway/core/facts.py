@@ -43,8 +43,26 @@ class ModelFacts:
         attention = self.hidden * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         return self.num_layers * (attention + 3 * self.hidden * self.intermediate) + self.vocab * self.hidden
 
+    def lora_params(self, rank: int, targets: str = "all-linear") -> int:
+        """Parameters of LoRA factors on these layers: rank * (inputs + outputs) of each.
+
+        `targets` is `all-linear` (the output layer left out) or names joined by commas.
+        """
+        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        sides = {
+            "q_proj": self.hidden + query,
+            "k_proj": self.hidden + key,
+            "v_proj": self.hidden + key,
+            "o_proj": query + self.hidden,
+            "gate_proj": self.hidden + self.intermediate,
+            "up_proj": self.hidden + self.intermediate,
+            "down_proj": self.intermediate + self.hidden,
+        }
+        names = sides if targets == "all-linear" else [name.strip() for name in targets.split(",")]
+        return self.num_layers * rank * sum(sides.get(name, 0) for name in names)
+
     def train_flops(self, num_tokens: int, sequence_tokens: float) -> float:
-        """FLOPs of forward and backward over `num_tokens` tokens of sequences of mean length `sequence_tokens`.
+        """FLOPs of a step over `num_tokens` tokens of sequences of mean length `sequence_tokens`.
 
         6*N_lin + 6*L*H*d*S per token.
         """

@@ -143,7 +143,7 @@ class VersionSuperseded:
 class Ignored:
     """A late or repeated event changed nothing."""
 
-    kind: str
+    event: str  # its class name; never a field `kind`, which names the class of a record in the journal
     target: str
 
 

@@ -127,7 +127,5 @@ def _decode(record: bytes) -> Payload:
             streams[name] = Stream(axis, dtype, tuple(shape), bytes(view[at : at + size]))
             at += size
         spans = from_plain(list[VersionSpan], entry["spans"])
-        samples.append(
-            TrainingSample(token_ids, trainable, logprobs, spans, entry["temperature"], streams)
-        )
+        samples.append(TrainingSample(token_ids, trainable, logprobs, spans, entry["temperature"], streams))
     return Payload(head["rollout"], head["task_id"], samples, head["outcome"], head["transcript"])

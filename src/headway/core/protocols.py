@@ -5,10 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from headway.core.commands import Row
 from headway.core.records import FinishReason, Message, Reward, Stream, Task, VersionSpan
+
+if TYPE_CHECKING:
+    from headway.core.commands import Row
 
 # --- engine ---------------------------------------------------------------------------------------
 
@@ -294,4 +296,8 @@ class Trainer(Protocol):
 
     def load(self, path: str) -> None:
         """Go on exactly from a checkpoint."""
+        ...
+
+    def set_threads(self, num_threads: int) -> None:
+        """Compute with this many CPU threads from the next micro-batch on; callable from any thread."""
         ...

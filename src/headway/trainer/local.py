@@ -67,7 +67,8 @@ class LocalTrainer:
         seed: int = 0,
         keep_checkpoints: int = 3,
     ) -> None:
-        torch.set_num_threads(settings.threads)
+        self._threads = settings.threads
+        self._take_threads()
         self._settings = settings
         self._algorithm = algorithm
         self._loss = LOSSES.load(algorithm.loss)
@@ -132,6 +133,7 @@ class LocalTrainer:
         found: dict[int, Tensor] = {}
         with torch.no_grad():
             for row in pack(sequences, self._settings.micro_batch_tokens):
+                self._take_threads()
                 logp, _ = self._policy.logprobs(row)
                 found |= dict(zip(row.members, logp.split(row.lengths), strict=True))
         flat = iter([found.get(index, torch.empty(0)) for index in range(len(sequences))])
@@ -228,12 +230,22 @@ class LocalTrainer:
         self._lineage = None
         self.zero_grad()
 
+    def set_threads(self, num_threads: int) -> None:
+        """Compute with this many CPU threads from the next micro-batch on; callable from any thread."""
+        self._threads = num_threads
+
+    def _take_threads(self) -> None:
+        """Set the thread count in the computing thread, where alone it has an effect."""
+        if self._threads and self._threads != torch.get_num_threads():
+            torch.set_num_threads(self._threads)
+
     def _forward_backward(self, fetched: Sequence[FetchedRow], denominators: Denominators) -> BatchSums:
         sequences = build_sequences(
             fetched, denominators, self._algorithm, steps=self._steps, lineage=self._lineage
         )
         sums = BatchSums(num_unshared_tokens=sum(map(num_positions, sequences)))
         for row in pack(sequences, self._settings.micro_batch_tokens):
+            self._take_threads()
             logp, entropy = self._policy.logprobs(row)
             output = apply_loss(
                 self._loss,

@@ -14,7 +14,7 @@ Schedule = Literal["constant", "linear"]
 class TrainerSettings:
     """How the trainer turns a batch into a step."""
 
-    threads: int = setting(1, "CPU threads of the trainer's process.", ge=1)
+    threads: int = setting(0, "CPU threads of the trainer; 0 lets the runtime divide the cores.", ge=0)
     learning_rate: float = setting(
         5e-4, "Peak learning rate of AdamW; 5e-4 suits LoRA, 1e-5 full fine-tuning of small models.", gt=0
     )

@@ -1,0 +1,52 @@
+# Everything runs from the virtual environment in .venv, which `setup` makes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.headway-setup
+CONFIG ?= examples/quickstart.toml
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-slow check format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv and install Headway into it (once; again when the dependencies change)
+
+$(STAMP): pyproject.toml constraints-cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Headway needs Python >= 3.11, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1)."; \
+	  echo "Name another one: make setup PYTHON=python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@if command -v nvidia-smi >/dev/null 2>&1; then \
+	  set -x; $(BIN)/python -m pip install -q -e '.[dev]'; \
+	else \
+	  set -x; $(BIN)/python -m pip install -q -c constraints-cpu.txt -e '.[dev]'; \
+	fi
+	@touch $@
+
+train: setup ## train the quickstart (CONFIG=examples/x.toml for another, ARGS="..." for more options)
+	$(BIN)/headway model fetch smollm2
+	$(BIN)/headway train $(CONFIG) $(ARGS)
+
+test: setup ## the test suite: no downloads, one thread per process
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+
+test-slow: setup ## the tests that take minutes or fetch a model
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow --timeout 1800 $(ARGS)
+
+check: setup ## lint, formatting, types, floors
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo
+
+format: setup ## format the code and fix what ruff can fix
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove caches and build output (.venv and runs/ stay)
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	find src tests -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,40 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from headway.core.errors import RunDirectoryError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+run_argument = click.argument("run", type=click.Path(path_type=Path))
+overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+
+
+def check_run(run: Path) -> Path:
+    """Return the directory of a run; raise RunDirectoryError when there is no run in it."""
+    if any(run.glob("journal*")):
+        return run
+    rule = "must be the directory of a run, with its journal"
+    remedy = "headway train prints the directory first; by default runs are in runs/"
+    if run.is_dir() and (inner := sorted(path.parent for path in run.glob("*/journal*"))):
+        remedy = f"Did you mean {inner[-1]}?"
+    raise RunDirectoryError(rule, value=str(run), remedy=remedy)
+
+
+@contextmanager
+def naming(run: Path) -> Generator[None]:
+    """Add the run directory to any fault that is raised inside."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        error.add_note(f"run directory: {run}")
+        raise

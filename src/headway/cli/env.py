@@ -1,0 +1,17 @@
+"""headway env."""
+
+from __future__ import annotations
+
+import click
+
+from headway.cli.lazy import LazyGroup
+
+COMMANDS = {
+    "list": ("env_list", "List the environments."),
+    "try": ("env_try", "Run one rollout and show it turn by turn."),
+}
+
+
+@click.command("env", cls=LazyGroup, lazy_commands=COMMANDS)
+def command() -> None:
+    """List environments and try them."""

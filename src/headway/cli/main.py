@@ -1,0 +1,77 @@
+"""Entry of the headway command: which commands there are, and what an error looks like.
+
+Exit codes: 0 done, 1 a fault (with its traceback, and the run directory where there is one), 2 bad input
+(one line a problem, no traceback), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+import click
+
+from headway import __version__
+from headway.cli.lazy import LazyGroup
+from headway.core.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS = {
+    "train": ("train", "Train a model as a config file says."),
+    "resume": ("resume", "Go on with a run from its last checkpoint."),
+    "report": ("report", "Show what a run did and what it learned."),
+    "replay": ("replay", "Check a run's journal against the scheduler."),
+    "model": ("model", "Fetch models."),
+    "env": ("env", "List environments and try them."),
+}
+
+
+@click.command(
+    cls=LazyGroup,
+    lazy_commands=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="`headway COMMAND --help` says more, with examples.",
+)
+@click.version_option(__version__, prog_name="headway")
+def cli() -> None:
+    """Asynchronous reinforcement learning for language-model agents."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    try:
+        result = cli.main(args=arguments, prog_name="headway", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return 130
+    except Exception as error:
+        user_errors = _user_errors(error)
+        if not user_errors:
+            traceback.print_exception(error)
+            return 1
+        for user_error in user_errors:
+            click.echo(f"error: {user_error}", err=True)
+        return 2
+    return result if isinstance(result, int) else 0
+
+
+def _user_errors(error: BaseException) -> list[UserError]:
+    """Return the bad input that an error stands for, empty when it is, or holds, anything else."""
+    if isinstance(error, ConfigError):
+        return error.problems
+    if isinstance(error, UserError):
+        return [error]
+    if not isinstance(error, BaseExceptionGroup):
+        return []
+    members = [_user_errors(member) for member in error.exceptions]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+    return [user_error for member in members for user_error in member] if all(members) else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Composes the rooms' settings into one Config: TOML, overrides, validation, printing. No torch."""

@@ -1,0 +1,123 @@
+"""Builds settings objects from a Source and collects every problem on the way."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any, TypeVar
+
+from headway.config.check import Mismatch, convert
+from headway.config.near import did_you_mean, nearest, nearest_key
+from headway.config.schema import Key, keys_of, sections_of
+from headway.config.source import COMMAND_LINE, Source
+from headway.core.errors import UserError
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Mapping
+
+S = TypeVar("S")
+
+
+def build(
+    schema: type[S], source: Source, examples: Mapping[str, Any], problems: list[UserError]
+) -> tuple[S, set[str]]:
+    """Return the config and the keys that were refused; `problems` grows by one a fault.
+
+    A refused key stands at its default (a required one at its example), so that the rules between
+    settings can still be checked where they do not involve it.
+    """
+    sections = sections_of(schema)
+    names = {section: list(keys_of(settings)) for section, settings in sections.items()}
+    for name, value in source.values.items():
+        if name not in sections:
+            problems.append(_unknown_section(name, value, names, source))
+    refused: set[str] = set()
+    built: dict[str, Any] = {}
+    for section, settings in sections.items():
+        table = source.values.get(section, {})
+        if not isinstance(table, dict):
+            rule = f"must be a section, written [{section}]"
+            problems.append(UserError(rule, value=table, key=section, where=source.where(section)))
+            refused.add(section)
+            table = {}
+        given = typing.cast("dict[str, Any]", table)
+        found: list[UserError] = [
+            _unknown_key(section, name, value, names, source)
+            for name, value in given.items()
+            if name not in names[section]
+        ]
+        values = {
+            name: _value(key, f"{section}.{name}", given, source, examples, found, refused)
+            for name, key in keys_of(settings).items()
+        }
+        built[section] = settings(**values)
+        if not any(key.partition(".")[0] == section for key in refused):
+            found += _own_problems(section, built[section], source)
+        problems += found
+    return schema(**built), refused
+
+
+def _value(
+    key: Key,
+    full: str,
+    given: dict[str, Any],
+    source: Source,
+    examples: Mapping[str, Any],
+    problems: list[UserError],
+    refused: set[str],
+) -> Any:
+    """Return one key's value, or its stand-in after noting why it was refused."""
+    stand_in = examples[full] if key.is_required else key.default
+    if key.name not in given:
+        if key.is_required and full.partition(".")[0] not in refused:
+            section = full.partition(".")[0]
+            rule = f"is required: {key.doc.rstrip('.')}"
+            remedy = f'In section [{section}] write, for example, {key.name} = "{stand_in}"'
+            where = source.where(section)
+            where = source.file if where == COMMAND_LINE else where
+            problems.append(UserError(rule, key=full, remedy=remedy, where=where))
+        if key.is_required:
+            refused.add(full)
+        return stand_in
+    try:
+        return convert(given[key.name], key.hint, key.rule)
+    except Mismatch as mismatch:
+        refused.add(full)
+        value, where = given[key.name], source.where(full)
+        problems.append(UserError(mismatch.rule, value=value, key=full, remedy=mismatch.remedy, where=where))
+        return stand_in
+
+
+def _own_problems(section: str, settings: Any, source: Source) -> list[UserError]:
+    """Ask a settings object for the rules inside it."""
+    if not hasattr(settings, "problems"):
+        return []
+    return [
+        UserError(
+            problem.rule,
+            value=problem.value,
+            key=f"{section}.{problem.key}",
+            remedy=problem.remedy.removesuffix("."),
+            where=source.where(f"{section}.{problem.key}"),
+        )
+        for problem in settings.problems()
+    ]
+
+
+def _unknown_section(name: str, value: Any, names: dict[str, list[str]], source: Source) -> UserError:
+    where = source.where(name)
+    if isinstance(value, dict):
+        guess = nearest(name, names)
+        remedy = did_you_mean(f"[{guess}]" if guess else None)
+        remedy = remedy or "The sections are " + ", ".join(names)
+        return UserError("is not a section", key=name, remedy=remedy, where=where)
+    remedy = did_you_mean(nearest_key("", name, names)) or "Put it into a section"
+    return UserError("is not in a section", value=value, key=name, remedy=remedy, where=where)
+
+
+def _unknown_key(
+    section: str, name: str, value: Any, names: dict[str, list[str]], source: Source
+) -> UserError:
+    key = f"{section}.{name}"
+    remedy = did_you_mean(nearest_key(section, name, names))
+    remedy = remedy or f"The keys of [{section}] are " + ", ".join(names[section])
+    return UserError("is not a setting", value=value, key=key, remedy=remedy, where=source.where(key))

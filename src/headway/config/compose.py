@@ -1,0 +1,47 @@
+"""The whole configuration: which section is which settings class. Nothing else composes settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headway.algorithms.settings import AlgorithmSettings
+from headway.config.model import ModelSettings
+from headway.config.run import RunSettings
+from headway.environments.settings import EnvironmentSettings
+from headway.generator.settings import GeneratorSettings
+from headway.queue.settings import (
+    CheckpointSettings,
+    DeadlineSettings,
+    EvalSettings,
+    QueueSettings,
+    StopSettings,
+)
+from headway.rewards.settings import RewardSettings
+from headway.sandbox.settings import SandboxSettings
+from headway.telemetry.settings import TelemetrySettings
+from headway.trainer.settings import TrainerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Every section; a field's name is its section's name in the file."""
+
+    run: RunSettings
+    model: ModelSettings
+    environment: EnvironmentSettings
+    reward: RewardSettings
+    sandbox: SandboxSettings
+    generator: GeneratorSettings
+    queue: QueueSettings
+    algorithm: AlgorithmSettings
+    trainer: TrainerSettings
+    eval: EvalSettings
+    stop: StopSettings
+    checkpoint: CheckpointSettings
+    deadlines: DeadlineSettings
+    telemetry: TelemetrySettings
+
+
+EXAMPLES: dict[str, Any] = {"model.path": "smollm2", "environment.name": "arithmetic"}
+"""A value for each key that the user must give, for messages."""

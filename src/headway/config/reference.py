@@ -1,0 +1,73 @@
+"""Generates docs/configuration.md: python -m headway.config.reference > docs/configuration.md."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from headway.config.check import describe_bounds, describe_type
+from headway.config.compose import Config
+from headway.config.schema import Key, keys_of, sections_of, summary_of
+from headway.config.show import toml_value
+from headway.environments.registry import names_and_summaries, settings_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_INTRODUCTION = """\
+# Configuration
+
+Every key of a config file. This page is generated from the settings themselves:
+`python -m headway.config.reference > docs/configuration.md`.
+
+A config file is TOML with the sections below; every key has a default unless it says *required*. Any key can
+be overridden on the command line, and the last one wins:
+
+    headway train examples/quickstart.toml queue.bound=0 run.name=sync model.path=./my-model
+
+An override's value is read as TOML; what is no TOML is taken as a string, so strings rarely need quotes.
+An empty value (`queue.bound=`) restores the default. Unknown keys, wrong types and values out of bounds are
+errors, all shown at once with file and line. `headway train CONFIG --print-config` shows the outcome.
+"""
+
+
+def reference_page(schema: type, environments: Mapping[str, type]) -> str:
+    """Return the page for a composed config class, as Markdown.
+
+    Args:
+        schema: the class of sections.
+        environments: name -> dataclass of arguments of each environment to describe.
+    """
+    parts = [_INTRODUCTION]
+    for section, settings in sections_of(schema).items():
+        parts.append(f"## `[{section}]`\n\n{summary_of(settings)}\n\n{_table(settings)}")
+    for name, settings in environments.items():
+        parts.append(f"## `[environment.args]` of `{name}`\n\n{_table(settings)}")
+    return "\n".join(parts)
+
+
+def current_page() -> str:
+    """Return the page as the code stands now."""
+    return reference_page(Config, {name: settings_type(name) for name, _ in names_and_summaries()})
+
+
+def _table(settings: type) -> str:
+    rows = "\n".join(_row(key) for key in keys_of(settings).values())
+    return f"| Key | Type | Default | Description |\n| --- | --- | --- | --- |\n{rows}\n"
+
+
+def _row(key: Key) -> str:
+    bounds = describe_bounds(key.rule)
+    kind = describe_type(key.hint) + (f", {bounds}" if bounds else "")
+    default = "not set" if key.default is None else "*required*"
+    if key.default is not None and not key.is_required:
+        default = f"`{toml_value(key.default)}`"
+    return "| " + " | ".join(map(_cell, (f"`{key.name}`", kind, default, key.doc))) + " |"
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(current_page(), end="")

@@ -1,0 +1,62 @@
+"""Rules between sections. Rules inside one section are that settings class's own `problems`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.config.arguments import environment_takes_its_arguments
+from headway.config.clash import Clash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from headway.config.compose import Config
+
+
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo")
+
+
+def group_estimator_needs_a_group(config: Config) -> Iterator[Clash]:
+    """One rollout has nothing to be compared with: its advantage is 0 and it never carries a signal."""
+    if config.queue.group_size == 1 and config.algorithm.advantage in GROUP_ESTIMATORS:
+        rule = (
+            "group size 1 with a group estimator: must be at least 2 when algorithm.advantage is "
+            f'"{config.algorithm.advantage}", which compares the rollouts of a group'
+        )
+        yield Clash(("queue.group_size", "algorithm.advantage"), rule, "Use queue.group_size = 8")
+
+
+def periodic_evaluation_needs_tasks(config: Config) -> Iterator[Clash]:
+    """An evaluation without tasks has no result."""
+    if config.eval.every_steps > 0 and config.eval.num_tasks == 0:
+        rule = f"must be at least 1 when eval.every_steps is {config.eval.every_steps}"
+        yield Clash(("eval.num_tasks", "eval.every_steps"), rule, "Use 64, or eval.every_steps = 0")
+
+
+def training_samples_untruncated(config: Config) -> Iterator[Clash]:
+    """The trainer's log-probs are those of the whole distribution.
+
+    Until an engine records which tokens top-p and top-k kept, the importance ratio of a truncated sample
+    would be wrong.
+    """
+    rule = "must be {}: training on truncated samples needs the ids that were kept, which are not recorded"
+    if config.generator.top_p < 1:
+        yield Clash(("generator.top_p",), rule.format("1"), "Use generator.temperature instead")
+    if config.generator.top_k > 0:
+        yield Clash(("generator.top_k",), rule.format("0"), "Use generator.temperature instead")
+
+
+def training_explores(config: Config) -> Iterator[Clash]:
+    """Greedy rollouts of one task are all the same, so that no group has a signal."""
+    if config.generator.temperature == 0:
+        rule = "must be above 0: greedy rollouts of a group are all alike and carry no signal"
+        yield Clash(("generator.temperature",), rule, "Use 1.0; eval.temperature sets evaluation's own")
+
+
+RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
+    environment_takes_its_arguments,
+    training_samples_untruncated,
+    training_explores,
+    group_estimator_needs_a_group,
+    periodic_evaluation_needs_tasks,
+)

@@ -1,0 +1,36 @@
+"""Whose fault an exception is, and how it reads in one line."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.core.errors import EngineError, HeadwayError, SandboxError
+
+if TYPE_CHECKING:
+    from headway.core.events import Owner
+
+
+class PayloadError(HeadwayError):
+    """A finished rollout could not be written."""
+
+
+def owner_and_cause(error: Exception) -> tuple[Owner, str]:
+    """Return who answers for a failed rollout and the failure's short name."""
+    if isinstance(error, EngineError):
+        return "infrastructure", "engine_lost"
+    if isinstance(error, SandboxError):
+        return "infrastructure", "sandbox"
+    if isinstance(error, PayloadError):
+        return "infrastructure", "payload"
+    return "environment", "exception"
+
+
+def describe_exception(error: BaseException) -> str:
+    """Return the error's type, its words and, unless it is one of our own, the line that raised it."""
+    if isinstance(error, HeadwayError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {error}{at}"

@@ -1,0 +1,269 @@
+"""The rollout host: runs environments' coroutines and scores what they leave, one process's share of them.
+
+Consumes StartRollout, Cancel, GrantSandbox, ReleaseSandbox and Score as method calls; answers every one by
+an event through `emit`. `run` owns one TaskGroup and waits until `close`. A rollout waits for its engine
+and its sandbox; each of those waits ends by an answer or by Cancel, which the scheduler sends at its own
+deadline. A score waits at most `timeout_s`, grants for its sandbox apart.
+
+Invariants: the payload is on disk before RolloutEnded; an attempt ends by exactly one RolloutEnded or
+RolloutFailed of its own; an attempt that fails gives its sandbox back before it says so; a coroutine that
+swallows its cancellation is reported and abandoned after the grace, and holds nobody up.
+
+Not safe against an environment that blocks the event loop (time.sleep, endless loops): only the end of the
+process helps there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from headway.core.clock import stopwatch
+from headway.core.errors import EngineError
+from headway.core.events import Event, RolloutEnded, RolloutFailed, SandboxReleased, Scored
+from headway.core.payload import PayloadWriter, read_payload
+from headway.core.protocols import Engine, Environment, Outcome, SandboxProvider
+from headway.environments.conversation import Conversation, GenerationLimits
+from headway.environments.faults import describe_exception, owner_and_cause
+from headway.environments.lease import SandboxLease
+from headway.environments.steps import finish_rollout, score_failed, scored
+from headway.environments.supervised import AbandonedError, OverdueError, supervise
+from headway.rewards.check import checked
+
+if TYPE_CHECKING:
+    from headway.core.commands import Cancel, GrantSandbox, ReleaseSandbox, Score, StartRollout
+    from headway.core.records import Task
+    from headway.renderers.chat import Renderer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """What the host needs of `[environment]` and `[reward]`."""
+
+    score_timeout_s: float = 30.0
+    cancel_grace_s: float = 2.0
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One running attempt, or the scoring of one."""
+
+    work: asyncio.Task[None] | None = None
+    cancelled: str | None = None  # the scheduler's reason
+    over: bool = False  # its ending was told
+
+
+class RolloutHost:
+    """Runs rollouts and scores of one environment against one or more engines."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        engines: Mapping[str, Engine],
+        renderer: Renderer,
+        provider: SandboxProvider,
+        payloads: PayloadWriter,
+        payload_dir: Path,
+        emit: Callable[[Event], None],
+        limits: GenerationLimits,
+        run_id: str,
+        settings: HostSettings | None = None,
+    ) -> None:
+        self._environment = environment
+        self._engines = engines
+        self._renderer = renderer
+        self._provider = provider
+        self._payloads = payloads
+        self._payload_dir = payload_dir
+        self._emit = emit
+        self._limits = limits
+        self._run_id = run_id
+        self._settings = settings or HostSettings()
+        self._attempts: dict[tuple[str, int], _Attempt] = {}
+        self._leases: dict[str, SandboxLease] = {}
+        self._closing = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
+        self.num_abandoned = 0  # coroutines that would not be cancelled; the process must end hard
+
+    async def run(self) -> None:
+        """Serve until `close`; then end every attempt and every sandbox."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                await self._closing.wait()
+                for attempt in self._attempts.values():
+                    if attempt.work is not None:
+                        attempt.work.cancel()
+        finally:
+            self._closing.set()
+            for lease in list(self._leases.values()):
+                await self._release(lease)
+
+    def close(self) -> None:
+        """Let `run` end; nothing is emitted for what it interrupts."""
+        self._closing.set()
+
+    def start(self, command: StartRollout, task: Task) -> None:
+        """Run one rollout; answered by RolloutEnded or RolloutFailed."""
+        attempt = self._attempts.setdefault((command.rollout, command.attempt), _Attempt())
+        attempt.work = self._spawn(self._rollout(command, task, attempt))
+
+    def score(self, command: Score, task: Task) -> None:
+        """Score a finished rollout; answered by Scored or ScoreFailed."""
+        attempt = self._attempts.setdefault((command.rollout, command.attempt), _Attempt())
+        attempt.work = self._spawn(self._score(command, task, attempt))
+
+    def cancel(self, command: Cancel) -> None:
+        """End an attempt; answered by RolloutFailed with owner scheduler."""
+        attempt = self._attempts.get((command.rollout, command.attempt))
+        if attempt is None or attempt.work is None or attempt.work.done():
+            self._emit(self._cancelled(command, "nothing of this attempt runs here"))
+        elif attempt.cancelled is None:
+            attempt.cancelled = command.reason
+            attempt.work.cancel()
+
+    def grant(self, command: GrantSandbox) -> None:
+        """A wanted sandbox may be created; answered by SandboxReady, SandboxLost or SandboxReleased."""
+        lease = self._leases.get(command.sandbox)
+        if lease is None:
+            self._emit(SandboxReleased(command.rollout, command.attempt, command.sandbox))
+        else:
+            lease.grant()
+
+    def release(self, command: ReleaseSandbox) -> None:
+        """End a sandbox; answered by SandboxReleased, also when it is gone already."""
+        lease = self._leases.get(command.sandbox)
+        if lease is None:
+            self._emit(SandboxReleased(command.rollout, command.attempt, command.sandbox))
+        else:
+            self._spawn(self._release(lease))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        if self._group is None:
+            work.close()
+            raise RuntimeError("RolloutHost.run must be running before commands arrive")
+        return self._group.create_task(work)
+
+    async def _rollout(self, command: StartRollout, task: Task, attempt: _Attempt) -> None:
+        lease = self._lease(command, attempt, f"{command.rollout}.{command.attempt}", "rollout")
+        chat: Conversation | None = None
+        ended: RolloutEnded | RolloutFailed | None = None
+        try:
+            chat = self._conversation(command, attempt)
+            lease.turn = lambda: chat.num_turns - 1
+            outcome = await self._supervise(self._environment.rollout(task, chat, lease))
+            ended = finish_rollout(command, task, chat, outcome, lease, self._payloads)
+        except asyncio.CancelledError:
+            if attempt.cancelled is None:  # the host closes
+                raise
+            ended = self._cancelled(command, attempt.cancelled)
+        except Exception as error:  # the environment's code may raise anything
+            words = describe_exception(error)
+            ended = RolloutFailed(*_of(command), *owner_and_cause(error), words)
+            if attempt.cancelled is not None:
+                ended = self._cancelled(command, f"{attempt.cancelled}; then {words}")
+        finally:
+            if not isinstance(ended, RolloutEnded) or not lease.used:
+                await self._release(lease)
+            if chat is not None:
+                await chat.close()
+            self._forget(command, attempt)
+        if ended is not None and not self._closing.is_set():
+            self._emit(ended)
+
+    def _conversation(self, command: StartRollout, attempt: _Attempt) -> Conversation:
+        engine = self._engines.get(command.replica)
+        if engine is None:
+            raise EngineError("no such replica", value=command.replica)
+        return Conversation(
+            command,
+            engine,
+            self._renderer,
+            self._limits,
+            self._environment.stop_strings,
+            self._environment.system_prompt,
+            self._gate(attempt),
+        )
+
+    async def _score(self, command: Score, task: Task, attempt: _Attempt) -> None:
+        sandbox_id = f"{command.rollout}.{command.attempt}.v{command.tries}"
+        lease = self._lease(command, attempt, sandbox_id, "verify")
+        answer: Event
+        try:
+            answer = await self._scored(command, task, lease)
+        except asyncio.CancelledError:
+            if attempt.cancelled is None:
+                raise
+            answer = self._cancelled(command, attempt.cancelled)
+        except Exception as error:  # the reward's code may raise anything
+            answer = score_failed(command, error)
+            if attempt.cancelled is not None:
+                answer = self._cancelled(command, attempt.cancelled)
+        finally:
+            await self._release(lease)
+            self._forget(command, attempt)
+        if not self._closing.is_set():
+            self._emit(answer)
+
+    async def _scored(self, command: Score, task: Task, lease: SandboxLease) -> Scored:
+        began = stopwatch()
+        timeout_s = self._settings.score_timeout_s
+        outcome = Outcome(read_payload(self._payload_dir, command.payload).outcome)
+        work = self._environment.score(task, outcome, lease)
+        try:
+            reward = checked(await self._supervise(work, lambda: timeout_s + lease.waited_s))
+        except OverdueError:
+            raise OverdueError("a rollout must be scored within reward.timeout_s", value=timeout_s) from None
+        return scored(command, reward, stopwatch() - began - lease.waited_s, lease.start_s)
+
+    async def _supervise(
+        self, work: Coroutine[Any, Any, T], allowed_s: Callable[[], float] | None = None
+    ) -> T:
+        try:
+            return await supervise(work, allowed_s, self._settings.cancel_grace_s)
+        except AbandonedError:
+            self.num_abandoned += 1
+            raise
+
+    def _lease(
+        self,
+        command: StartRollout | Score,
+        attempt: _Attempt,
+        sandbox_id: str,
+        purpose: Literal["rollout", "verify"],
+    ) -> SandboxLease:
+        emit = self._gate(attempt)
+        lease = SandboxLease(sandbox_id, *_of(command), purpose, self._provider, self._run_id, emit)
+        self._leases[sandbox_id] = lease
+        return lease
+
+    async def _release(self, lease: SandboxLease) -> None:
+        await lease.release()
+        if self._leases.get(lease.id) is lease:
+            del self._leases[lease.id]
+
+    def _gate(self, attempt: _Attempt) -> Callable[[Event], None]:
+        """An emit that an abandoned coroutine cannot speak through any more."""
+
+        def emit(event: Event) -> None:
+            if not attempt.over or isinstance(event, SandboxReleased):
+                self._emit(event)
+
+        return emit
+
+    def _forget(self, command: StartRollout | Score, attempt: _Attempt) -> None:
+        attempt.over = True
+        if self._attempts.get(_of(command)) is attempt:
+            del self._attempts[_of(command)]
+
+    def _cancelled(self, command: StartRollout | Score | Cancel, reason: str) -> RolloutFailed:
+        return RolloutFailed(*_of(command), "scheduler", "cancelled", reason)
+
+
+def _of(command: StartRollout | Score | Cancel) -> tuple[str, int]:
+    return command.rollout, command.attempt

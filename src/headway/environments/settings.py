@@ -1,0 +1,27 @@
+"""Settings of the environment, `[environment]` in a config."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from headway.core.settings import setting
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSettings:
+    """Which environment, its own arguments, and where it runs."""
+
+    name: str = setting(
+        dataclasses.MISSING,
+        "A built-in environment (`headway env list`), an import path `module:Class`, or a .py file.",
+    )
+    args: dict[str, Any] = setting(dict, "The environment's own settings; it checks them itself.")
+    rollout_timeout_s: float = setting(
+        120.0, "Seconds after which a rollout that has not ended is cancelled and counts as failed.", gt=0
+    )
+    workers: int = setting(1, "Processes that run environments.", ge=1)
+    cancel_grace_s: float = setting(
+        2.0, "Seconds that a cancelled rollout may take to clean up before it is abandoned.", gt=0
+    )

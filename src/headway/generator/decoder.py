@@ -1,0 +1,141 @@
+"""The forward pass of a Llama-family decoder over a KvCache, in plain torch.
+
+Prefill only writes KV; logits are computed by decode steps alone. A request whose KV misses just its last
+token is ready to decode, be that token the last of its prompt or the last it sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from headway.generator.packing import LayerWeights, PackedWeights, linear
+from headway.generator.shape import DecoderShape, rotations
+
+if TYPE_CHECKING:
+    from array import array
+
+    from headway.generator.kv import KvCache
+
+
+class Piece(NamedTuple):
+    """Consecutive tokens of one slot whose KV is to be computed."""
+
+    slot: int
+    start: int  # position of the first; the KV before it is resident
+    token_ids: array[int]
+
+
+class Decoder:
+    """Weights, rotary factors and the two kinds of forward pass.
+
+    Attributes:
+        weights: assign new ones between two calls.
+    """
+
+    def __init__(self, shape: DecoderShape, weights: PackedWeights, max_context_tokens: int) -> None:
+        self.weights = weights
+        self._shape = shape
+        self._device = weights.embed.device
+        self._rotations = rotations(shape, max_context_tokens).to(self._device)
+        self._columns = torch.arange(max_context_tokens, device=self._device)
+        self._num_rotated = shape.num_heads + shape.num_kv_heads
+
+    @torch.inference_mode()
+    def prefill(self, pieces: Sequence[Piece], cache: KvCache) -> None:
+        """Compute the KV of these pieces, packed into one batch of tokens."""
+        tokens = torch.tensor([token for piece in pieces for token in piece.token_ids], device=self._device)
+        lengths = [len(piece.token_ids) for piece in pieces]
+        slots = torch.tensor([piece.slot for piece in pieces], device=self._device).repeat_interleave(
+            torch.tensor(lengths, device=self._device)
+        )
+        positions = torch.cat(
+            [self._columns[piece.start : piece.start + n] for piece, n in zip(pieces, lengths, strict=True)]
+        )
+        rotation = self._rotations[positions].unsqueeze(1)
+        masks = [self._causal(piece.start, n) for piece, n in zip(pieces, lengths, strict=True)]
+        heads, kv_heads, d = self._shape.num_heads, self._shape.num_kv_heads, self._shape.head_dim
+        last = len(self.weights.layers) - 1
+        x = functional.embedding(tokens, self.weights.embed)
+        for index, layer in enumerate(self.weights.layers):
+            keys, values = cache.layer(index)
+            q = self._project(x, layer, rotation, keys, values, slots, positions)
+            if index == last:
+                return  # its KV is written, and nobody reads the output
+            attended = x.new_empty(len(tokens), heads * d)
+            at = 0
+            for piece, n, mask in zip(pieces, lengths, masks, strict=True):
+                end = piece.start + n
+                # The key/value head is the batch and the queries that share it are its heads.
+                group = q[at : at + n].view(n, kv_heads, -1, d).permute(1, 2, 0, 3)
+                k = keys[piece.slot, :, None, :end].expand(-1, group.shape[1], -1, -1)
+                v = values[piece.slot, :, None, :end].expand(-1, group.shape[1], -1, -1)
+                result = functional.scaled_dot_product_attention(
+                    group, k, v, attn_mask=mask, is_causal=mask is None
+                )
+                attended[at : at + n] = result.permute(2, 0, 1, 3).reshape(n, -1)
+                at += n
+            x = self._after_attention(x, attended, layer)
+
+    @torch.inference_mode()
+    def decode(self, token_ids: Sequence[int], positions: Sequence[int], cache: KvCache) -> torch.Tensor:
+        """Feed one token to each of the slots 0..m-1 and return the next tokens' logits, f32 [m, vocab]."""
+        rows = len(token_ids)
+        at = torch.tensor(positions, device=self._device)
+        longest = max(positions) + 1
+        mask = None
+        if min(positions) + 1 < longest:
+            hidden = self._columns[:longest] > at[:, None]
+            mask = at.new_zeros(hidden.shape, dtype=torch.float32).masked_fill_(hidden, float("-inf"))
+            mask = mask[:, None, None]
+        rotation = self._rotations[at].unsqueeze(1)
+        slots = torch.arange(rows, device=self._device)  # rows may exceed the context
+        kv_heads, d = self._shape.num_kv_heads, self._shape.head_dim
+        x = functional.embedding(torch.tensor(token_ids, device=self._device), self.weights.embed)
+        for index, layer in enumerate(self.weights.layers):
+            keys, values = cache.layer(index)
+            q = self._project(x, layer, rotation, keys, values, slots, at)
+            attended = functional.scaled_dot_product_attention(
+                q.view(rows, kv_heads, -1, d),  # the queries of one key/value head attend together
+                keys[:rows, :, :longest],
+                values[:rows, :, :longest],
+                attn_mask=mask,
+            )
+            x = self._after_attention(x, attended.reshape(rows, -1), layer)
+        return linear(self._norm(x, self.weights.norm), self.weights.head)
+
+    def _project(
+        self,
+        x: torch.Tensor,
+        layer: LayerWeights,
+        rotation: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write the tokens' keys and values and return their queries, [tokens, heads, head_dim]."""
+        heads, d = self._shape.num_heads, self._shape.head_dim
+        mixed = linear(self._norm(x, layer.norm_attention), layer.qkv).view(len(x), -1, d)
+        pairs = torch.view_as_complex(mixed[:, : self._num_rotated].unflatten(-1, (-1, 2)))
+        rotated = torch.view_as_real(pairs * rotation).flatten(-2)
+        keys[slots, :, positions] = rotated[:, heads:]
+        values[slots, :, positions] = mixed[:, self._num_rotated :]
+        return rotated[:, :heads]
+
+    def _after_attention(self, x: torch.Tensor, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        x = x + linear(attended, layer.out)
+        gate, up = linear(self._norm(x, layer.norm_mlp), layer.gate_up).chunk(2, dim=-1)
+        return x + linear(functional.silu(gate) * up, layer.down)
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, (self._shape.hidden,), weight, self._shape.norm_eps)
+
+    def _causal(self, start: int, n: int) -> torch.Tensor | None:
+        """Return which resident positions each of n tokens sees, or None for plain causal attention."""
+        if start == 0:
+            return None
+        return self._columns[: start + n] <= self._columns[start : start + n, None]

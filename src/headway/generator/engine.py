@@ -1,0 +1,235 @@
+"""The embedded engine: a Llama-family decoder in this process, behind `core.protocols.Engine`.
+
+Consumes: requests from any number of asyncio consumers. Each is handed to the decode loop's thread (see
+`loop`) and waits for chunks; the thread sends a terminal one whatever happens, which unblocks it.
+
+Left out: other families than llama, several policies or adapters at once, streams, preemption of running
+requests. GPU tensors should work and are not tested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from headway.core.errors import EngineError, UserError
+from headway.core.protocols import Chunk, EngineCapabilities, EngineStats, GenerateRequest
+from headway.generator.decoder import Decoder
+from headway.generator.kv import KvCache
+from headway.generator.live import Live, Mailbox
+from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
+from headway.generator.packing import PackedWeights, pack_weights, update_weights
+from headway.generator.shape import decoder_shape
+from headway.generator.slots import Slots
+
+if TYPE_CHECKING:
+    from headway.core.records import FinishReason
+    from headway.generator.settings import GeneratorSettings
+
+ReadWeights = Callable[[str], Iterable[tuple[str, torch.Tensor]]]
+
+
+class EmbeddedEngine:
+    """A replica in this process.
+
+    Args:
+        model_or_weights: a transformers LlamaForCausalLM, or its state dict. Its tensors are copied.
+        config: the model's transformers configuration.
+        settings: the `[generator]` section.
+        replica: name of this replica, on every chunk.
+        decode_text: turns token ids into text; needed for stop strings only.
+        read_weights: maps a manifest to the parameters that changed, each in full, named as transformers
+            names them. Called in a thread of its own.
+        lineage: of the weights at the start.
+        number: of the weights at the start.
+        chunk_tokens: send a chunk every so many tokens; 0 sends the terminal chunk only.
+
+    Raises ModelError when the model is not one that the decoder computes.
+    """
+
+    def __init__(
+        self,
+        model_or_weights: torch.nn.Module | Mapping[str, torch.Tensor],
+        config: Any,
+        settings: GeneratorSettings,
+        *,
+        replica: str,
+        decode_text: Callable[[Sequence[int]], str] | None,
+        read_weights: ReadWeights,
+        lineage: int = 0,
+        number: int = 0,
+        chunk_tokens: int = 0,
+    ) -> None:
+        self._shape = decoder_shape(config)
+        context = settings.max_context_tokens
+        if context > self._shape.max_positions:
+            raise UserError(
+                f"the model was made for {self._shape.max_positions} positions",
+                value=context,
+                key="generator.max_context_tokens",
+                remedy="Lower it, or use a model with a longer context.",
+            )
+        is_module = isinstance(model_or_weights, torch.nn.Module)
+        named = model_or_weights.state_dict() if is_module else model_or_weights
+        self._newest = pack_weights(self._shape, named.items())  # applied last, or about to be
+        num_slots = 2 * settings.max_running
+        cache = KvCache(self._shape, num_slots, context, self._newest.embed.device)
+        self._settings = settings
+        self._replica = replica
+        self._decode_text = decode_text
+        self._read_weights = read_weights
+        self._applying = asyncio.Lock()
+        self._closed = False
+        self._loop = DecodeLoop(
+            Decoder(self._shape, self._newest, context),
+            cache,
+            Slots(cache, num_slots),
+            LoopLimits(settings.max_running, settings.prefill_chunk_tokens, chunk_tokens),
+            replica,
+            lineage,
+            number,
+            decode_text,
+            context,
+        )
+        self._thread = threading.Thread(target=self._loop.run, name=f"engine-{replica}", daemon=True)
+        self._thread.start()
+        if settings.threads:
+            self.set_threads(settings.threads)
+
+    def capabilities(self) -> EngineCapabilities:
+        """Return what this engine can do."""
+        return EngineCapabilities(
+            max_running=self._settings.max_running,
+            max_context_tokens=self._settings.max_context_tokens,
+            logprobs="sampling",
+            top_p=True,
+            top_k=True,
+            lora=True,  # merged by read_weights
+        )
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Yield chunks and exactly one terminal chunk, whatever happens.
+
+        Leaving the iteration early aborts the request.
+        """
+        problem = self._problem(request)
+        if problem:
+            yield refusal_chunk("rejected", problem, self._replica)
+            return
+        mailbox = Mailbox()
+        room = min(request.sampling.max_tokens, self._settings.max_context_tokens - len(request.prompt_ids))
+        live = Live.of(request, room, mailbox.put)
+
+        def refuse(reason: FinishReason, message: str) -> None:
+            mailbox.put(refusal_chunk(reason, message, self._replica))
+
+        self._loop.post(Job(lambda: self._loop.submit(live), refuse))
+        ended = False
+        try:
+            while not ended:
+                chunk = await mailbox.get()
+                ended = chunk.finish is not None
+                yield chunk
+        finally:
+            if not ended:
+                self._loop.post(Job(lambda: self._loop.abort([request.request_id]), _ignore))
+
+    async def abort(self, request_ids: Sequence[str] | None) -> None:
+        """End these requests, or all; each yields its terminal chunk with the tokens it has."""
+        await self._do(lambda: self._loop.abort(request_ids))
+
+    async def end_session(self, session: str) -> None:
+        """Free what is kept for a session between its requests."""
+        await self._do(lambda: self._loop.slots.end_session(session))
+
+    async def apply(self, lineage: int, number: int, manifest: str, kv: str) -> float:
+        """Take up weights between two decode steps; return seconds without decoding.
+
+        The new tensors are read and packed while decoding goes on. With kv "recompute" the call returns when
+        the KV of every running request is of the new weights; with "keep" it returns at the swap. Applies
+        are taken in the order of their calls.
+
+        Raises EngineError when the engine has ended, and whatever reading the manifest raises; the present
+        weights then stay.
+        """
+        if kv not in ("keep", "recompute"):
+            raise EngineError("kv is keep or recompute", value=kv)
+        async with self._applying:
+            if self._closed:
+                raise EngineError("the engine was closed")
+            weights = await asyncio.to_thread(self._read, self._newest, manifest)
+            self._newest = weights
+            done: Future[float] = Future()
+            self._post_call(lambda: self._loop.swap(weights, lineage, number, kv, done), done)
+            # Shielded: a cancelled caller must not cancel what the loop is about to settle.
+            return await asyncio.shield(asyncio.wrap_future(done))
+
+    def set_threads(self, num_threads: int) -> None:
+        """Change the decode loop's share of cores, from its next step on."""
+        self._loop.post(Job(lambda: torch.set_num_threads(num_threads), _ignore))
+
+    def stats(self) -> EngineStats:
+        """Return the load at the last decode step."""
+        return self._loop.stats
+
+    async def close(self) -> None:
+        """End every request as aborted and free the memory; idempotent."""
+        self._loop.stop()
+        await asyncio.to_thread(self._thread.join)
+        if not self._closed:
+            self._closed = True
+            self._loop.free()
+            del self._newest
+
+    def _problem(self, request: GenerateRequest) -> str:
+        """Return why a request cannot run, or nothing."""
+        context = self._settings.max_context_tokens
+        sampling = request.sampling
+        if not len(request.prompt_ids):
+            return "the prompt is empty"
+        if len(request.prompt_ids) >= context:
+            return (
+                f"the prompt of {len(request.prompt_ids)} tokens leaves no room for an answer in "
+                f"generator.max_context_tokens = {context}"
+            )
+        if sampling.max_tokens < 1:
+            return f"max_tokens must be at least 1, not {sampling.max_tokens}"
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._shape.vocab:
+            return f"the prompt has a token id outside the vocabulary of {self._shape.vocab}"
+        if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
+            return f"temperature, top_p or top_k is out of range: {sampling}"
+        if sampling.stop_strings and self._decode_text is None:
+            return "stop strings need an engine that was given decode_text"
+        if request.streams:
+            return f"this engine has no streams, and {', '.join(request.streams)} was asked for"
+        return ""
+
+    @torch.inference_mode()
+    def _read(self, base: PackedWeights, manifest: str) -> PackedWeights:
+        return update_weights(self._shape, base, self._read_weights(manifest))
+
+    async def _do(self, act: Callable[[], None]) -> None:
+        """Run something in the loop's thread; when that has ended there is nothing left to act on."""
+        done: Future[None] = Future()
+
+        def run() -> None:
+            act()
+            done.set_result(None)
+
+        self._loop.post(Job(run, lambda _reason, _message: done.set_result(None)))
+        await asyncio.shield(asyncio.wrap_future(done))
+
+    def _post_call(self, run: Callable[[], None], done: Future[float]) -> None:
+        def refuse(_reason: FinishReason, message: str) -> None:
+            done.set_exception(EngineError(message, value=self._loop.failure or None))
+
+        self._loop.post(Job(run, refuse))
+
+
+def _ignore(_reason: FinishReason, _message: str) -> None:
+    """Refuse silently what has nobody waiting for it."""

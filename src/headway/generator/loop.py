@@ -1,0 +1,307 @@
+"""The decode loop: one thread that owns the decoder, the KV and every request.
+
+Consumes: jobs from its inbox (submit, abort, swap, ...), all run between two decode steps.
+Waits for: the inbox, when no request is there. Unblocked by `post`, and by `stop`.
+
+An iteration: jobs; waiting requests take slots; one chunk of prefill; one decode step of all that are ready.
+When the thread ends, by `stop` or by a failure, every request gets its terminal chunk and every job left its
+refusal.
+
+Invariant: weights change between decode steps only, so each token has exactly one version.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+import traceback
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from headway.core.clock import stopwatch
+from headway.core.errors import EngineError
+from headway.core.protocols import Chunk, EngineStats
+from headway.core.records import FLOATS, TOKENS, FinishReason
+from headway.generator.decoder import Decoder, Piece
+from headway.generator.kv import KvCache
+from headway.generator.live import Live
+from headway.generator.sampling import draw_tokens
+from headway.generator.slots import Slots, common_prefix
+
+if TYPE_CHECKING:
+    from headway.generator.packing import PackedWeights
+
+_RATE_STEPS = 32  # decode steps that the tokens/s of the stats look back over
+
+
+@dataclass(slots=True)
+class Job:
+    """Something to do in the loop's thread."""
+
+    run: Callable[[], None]
+    refuse: Callable[[FinishReason, str], None]  # instead of run, when the loop has ended
+
+
+@dataclass(slots=True)
+class _Rebuild:
+    """Running requests whose KV is being computed anew after a swap."""
+
+    lives: set[Live]
+    pause_s: float
+    done: Future[float]
+
+
+@dataclass(slots=True)
+class LoopLimits:
+    """What the loop keeps to."""
+
+    max_running: int
+    prefill_chunk_tokens: int
+    chunk_tokens: int  # answer tokens a chunk that is not the terminal one; 0 for none
+
+
+@dataclass(slots=True)
+class DecodeLoop:
+    """State of the decode loop. All methods but `post` and `stop` run in its thread."""
+
+    decoder: Decoder
+    cache: KvCache
+    slots: Slots
+    limits: LoopLimits
+    replica: str
+    lineage: int
+    number: int
+    decode_text: Callable[[Sequence[int]], str] | None
+    max_context_tokens: int
+    stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0.0, 0.0))
+    failure: str = ""  # traceback of what ended the thread
+    _ended: tuple[FinishReason, str] | None = None
+    _stopping: bool = False
+    _inbox: deque[Job] = field(default_factory=deque[Job])
+    _wake: threading.Condition = field(default_factory=threading.Condition)
+    _waiting: list[tuple[int, int, Live]] = field(default_factory=list[tuple[int, int, Live]])  # a heap
+    _arrivals: Iterator[int] = field(default_factory=count)
+    _running: list[Live] = field(default_factory=list[Live])  # by admission
+    _rebuilds: list[_Rebuild] = field(default_factory=list[_Rebuild])
+    _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_STEPS))
+
+    # --- from any thread ---
+
+    def post(self, job: Job) -> None:
+        """Run a job between two decode steps, or refuse it at once when the thread has ended."""
+        with self._wake:
+            ended = self._ended
+            if ended is None:
+                self._inbox.append(job)
+                self._wake.notify()
+        if ended is not None:
+            job.refuse(*ended)
+
+    def stop(self) -> None:
+        """End every request as aborted, then the thread."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+
+    def free(self) -> None:
+        """Let go of weights and KV, after the thread has ended."""
+        del self.decoder, self.cache, self.slots
+
+    # --- the thread ---
+
+    def run(self) -> None:
+        """Decode until stopped."""
+        reason: FinishReason = "aborted"
+        message = "the engine was closed"
+        try:
+            while not self._stopping:
+                while (job := self._next_job()) is not None:
+                    self._do(job)
+                self._admit()
+                self._prefill()
+                self._decode()
+                self._publish_stats()
+        except BaseException as error:  # every consumer hears of it, in its terminal chunk
+            reason, message = "lost", f"the engine's thread died: {type(error).__name__}: {error}"
+            self.failure = traceback.format_exc()
+        with self._wake:
+            self._ended = (reason, message)
+            left = list(self._inbox)
+            self._inbox.clear()
+        for live in [*self._running, *(entry[2] for entry in self._waiting)]:
+            live.deliver(reason, message, self.replica)
+        for rebuild in self._rebuilds:
+            rebuild.done.set_exception(EngineError(message))
+        self._running.clear()
+        self._waiting.clear()
+        self._rebuilds.clear()
+        self.stats = EngineStats(0, 0, 0.0, 0.0)
+        for job in left:
+            job.refuse(reason, message)
+
+    def _next_job(self) -> Job | None:
+        """Return the oldest job; without one, wait while there is no request to go on with."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._inbox or self._running or self._waiting or self._stopping)
+            return self._inbox.popleft() if self._inbox and not self._stopping else None
+
+    def _do(self, job: Job) -> None:
+        try:
+            job.run()
+        except BaseException as error:
+            job.refuse("lost", f"{type(error).__name__}: {error}")
+            raise
+
+    # --- jobs ---
+
+    def submit(self, live: Live) -> None:
+        """Take in a request."""
+        name = live.request.request_id
+        if any(other.request.request_id == name for other in self._all()):
+            live.deliver("rejected", f"a request with the id {name!r} is running already", self.replica)
+            return
+        heapq.heappush(self._waiting, (live.request.priority, next(self._arrivals), live))
+
+    def abort(self, request_ids: Sequence[str] | None) -> None:
+        """End these requests, or all, with the tokens they have."""
+        wanted = None if request_ids is None else set(request_ids)
+        for live in self._all():
+            if wanted is None or live.request.request_id in wanted:
+                self._finish(live, "aborted", "")
+
+    def swap(self, weights: PackedWeights, lineage: int, number: int, kv: str, done: Future[float]) -> None:
+        """Go on with other weights; `done` gets the seconds without decoding once all KV is as asked."""
+        began = stopwatch()
+        self.decoder.weights = weights
+        self.lineage, self.number = lineage, number
+        keep = kv == "keep"
+        self.slots.new_epoch(keep=keep)
+        lives = set() if keep else {live for live in self._running if live.lacking}
+        for live in lives:
+            live.enter("prefill", began)
+        rebuild = _Rebuild(lives, stopwatch() - began, done)
+        self._rebuilds.append(rebuild)
+        self._settle_rebuilds()
+
+    # --- one iteration ---
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self.limits.max_running:
+            live = heapq.heappop(self._waiting)[2]
+            live.slot = self.slots.acquire(live.request.session, live.tokens)
+            live.enter("prefill", stopwatch())
+            self._running.append(live)
+
+    def _prefill(self) -> None:
+        lacking = [live for live in self._running if live.lacking]
+        if not lacking:
+            return
+        began = stopwatch()
+        left = self.limits.prefill_chunk_tokens
+        chosen: list[Live] = []
+        pieces: list[Piece] = []
+        for live in lacking:
+            if left == 0:
+                break
+            slot = live.slot
+            assert slot is not None
+            self.slots.extend_by_copy(slot, len(live.tokens) - 1)
+            if live.lacking and not _will_share(live, chosen):
+                n = min(left, live.lacking)
+                pieces.append(
+                    Piece(slot.index, slot.resident, live.tokens[slot.resident : slot.resident + n])
+                )
+                chosen.append(live)
+                left -= n
+        if pieces:
+            self.decoder.prefill(pieces, self.cache)
+        for live, piece in zip(chosen, pieces, strict=True):
+            assert live.slot is not None
+            live.slot.resident += len(piece.token_ids)
+        for rebuild in self._rebuilds:
+            rebuild.pause_s += stopwatch() - began
+        self._settle_rebuilds()
+
+    def _decode(self) -> None:
+        ready = [live for live in self._running if not live.lacking]
+        if not ready:
+            return
+        began = stopwatch()
+        slots = [live.slot for live in ready if live.slot is not None]
+        self.slots.make_dense(slots)
+        ready.sort(key=lambda live: live.slot.index if live.slot else 0)
+        for live in ready:
+            live.enter("decode", began)
+        logits = self.decoder.decode(
+            [live.tokens[-1] for live in ready], [len(live.tokens) - 1 for live in ready], self.cache
+        )
+        tokens, logprobs = draw_tokens(logits, [live.draw() for live in ready])
+        for live, token, logprob in zip(ready, tokens, logprobs, strict=True):
+            assert live.slot is not None
+            live.slot.resident += 1
+            if not math.isfinite(logprob):
+                message = f"version {self.lineage}.{self.number} computed logits that are not finite"
+                self.slots.erase(live.slot)
+                self._finish(live, "lost", message)
+                continue
+            live.take(token, logprob, self.lineage, self.number)
+            reason = live.finish_reason(self.decode_text)
+            if reason is not None:
+                self._finish(live, reason, "")
+            elif self.limits.chunk_tokens and live.num_answer - live.num_sent >= self.limits.chunk_tokens:
+                live.deliver(None, "", self.replica)
+        self._steps.append((stopwatch(), len(ready)))
+
+    # --- bookkeeping ---
+
+    def _all(self) -> list[Live]:
+        return [*self._running, *(entry[2] for entry in self._waiting)]
+
+    def _finish(self, live: Live, reason: FinishReason, message: str) -> None:
+        if live.slot is None:
+            self._waiting = [entry for entry in self._waiting if entry[2] is not live]
+            heapq.heapify(self._waiting)
+        else:
+            self._running.remove(live)
+            self.slots.release(live.slot)
+        live.deliver(reason, message, self.replica)
+        self._settle_rebuilds()
+
+    def _settle_rebuilds(self) -> None:
+        for rebuild in list(self._rebuilds):
+            present = set(self._running)
+            rebuild.lives = {live for live in rebuild.lives if live in present and live.lacking}
+            if not rebuild.lives:
+                self._rebuilds.remove(rebuild)
+                rebuild.done.set_result(rebuild.pause_s)
+
+    def _publish_stats(self) -> None:
+        resident = sum(live.slot.resident for live in self._running if live.slot is not None)
+        rate = 0.0
+        if self._running and len(self._steps) > 1:
+            span = self._steps[-1][0] - self._steps[0][0]
+            rate = sum(n for _, n in list(self._steps)[1:]) / span if span > 0 else 0.0
+        capacity = self.limits.max_running * self.max_context_tokens
+        self.stats = EngineStats(len(self._running), len(self._waiting), resident / capacity, rate)
+
+
+def refusal_chunk(reason: FinishReason, message: str, replica: str) -> Chunk:
+    """Return the terminal chunk of a request that never ran."""
+    return Chunk(array(TOKENS), array(FLOATS), (), reason, message, replica)
+
+
+def _will_share(live: Live, chosen: Sequence[Live]) -> bool:
+    """Whether it pays to wait: a request in this chunk computes at least a quarter of what this one lacks."""
+    assert live.slot is not None
+    limit = len(live.tokens) - 1
+    for other in chosen:
+        common = common_prefix(other.tokens, live.tokens, min(limit, len(other.tokens) - 1))
+        if (common - live.slot.resident) * 4 >= live.lacking:
+            return True
+    return False

@@ -1,0 +1,45 @@
+"""Settings of the generator, the `[generator]` section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headway.core.settings import Problem, setting
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorSettings:
+    """How answers are generated."""
+
+    threads: int = setting(0, "CPU threads of the decode loop; 0 lets the runtime divide the cores.", ge=0)
+    max_running: int = setting(
+        32, "Requests decoded together. As many again may keep their KV between turns.", ge=1
+    )
+    max_context_tokens: int = setting(512, "Longest context of one request: prompt and answer.", ge=2)
+    max_answer_tokens: int = setting(128, "Longest answer of one turn; the rollout loop asks for it.", ge=1)
+    temperature: float = setting(1.0, "Sampling temperature of training rollouts; 0 is greedy.", ge=0)
+    top_p: float = setting(1.0, "Nucleus sampling; 1 is off. Training needs it off.", gt=0, le=1)
+    top_k: int = setting(0, "Sample among the k likeliest tokens; 0 is off. Training needs it off.", ge=0)
+    kv_on_update: Literal["keep", "recompute"] = setting(
+        "recompute",
+        "What becomes of running requests' KV when new weights arrive: recompute is exact and costs a "
+        "prefill of every running context, keep goes on at once with KV of the old weights.",
+    )
+    prefill_chunk_tokens: int = setting(
+        1024, "Prompt tokens computed between two decode steps at most.", ge=1
+    )
+
+    def problems(self) -> list[Problem]:
+        """Return the rules between these settings that do not hold."""
+        found: list[Problem] = []
+        if self.max_answer_tokens >= self.max_context_tokens:
+            found.append(
+                Problem(
+                    "max_answer_tokens",
+                    self.max_answer_tokens,
+                    f"an answer leaves room for a prompt in max_context_tokens = {self.max_context_tokens}",
+                    "Lower max_answer_tokens or raise max_context_tokens.",
+                )
+            )
+        return found

@@ -1,0 +1,130 @@
+"""Which tokens are resident in which slot, and who may use them.
+
+Every idle slot doubles as a prefix cache: a request copies the longest prefix that any slot holds, be it its
+own session's last turn, another member of its group, or a shared system prompt. A slot is used again only
+when all of its KV was computed with the present weights (its epoch).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy
+
+from headway.core.records import TOKENS
+
+if TYPE_CHECKING:
+    from headway.generator.kv import KvCache
+
+MIXED = -1  # epoch of a slot whose KV comes from more than one version
+
+
+def _no_tokens() -> array[int]:
+    return array(TOKENS)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One slot; the object stays with its contents when they move to another index."""
+
+    index: int
+    tokens: array[int] = field(default_factory=_no_tokens)  # the first `resident` of them have KV here
+    resident: int = 0
+    epoch: int = MIXED
+    busy: bool = False
+    session: str | None = None
+    used_at: int = 0  # order of last use
+
+    def common(self, tokens: array[int]) -> int:
+        """Return how many leading tokens of `tokens` are resident here."""
+        return common_prefix(self.tokens, tokens, self.resident)
+
+
+def common_prefix(a: array[int], b: array[int], limit: int) -> int:
+    """Return the length of the longest common prefix, at most `limit` tokens."""
+    limit = min(limit, len(a), len(b))
+    if limit == 0 or a[0] != b[0]:
+        return 0
+    same = numpy.frombuffer(a, numpy.int32, limit) == numpy.frombuffer(b, numpy.int32, limit)
+    first = int(same.argmin())
+    return limit if same[first] else first
+
+
+class Slots:
+    """The slots of one KvCache."""
+
+    def __init__(self, cache: KvCache, num_slots: int) -> None:
+        self._cache = cache
+        self._by_index = [Slot(index) for index in range(num_slots)]
+        self._uses = 0
+        self.epoch = 0
+
+    def acquire(self, session: str, tokens: array[int]) -> Slot:
+        """Return a slot for a request, with the part of its own session's KV that it can go on from.
+
+        There are more slots than requests that may run, so that one is always idle.
+        """
+        idle = [slot for slot in self._by_index if not slot.busy]
+        # Its own session's first, then an empty one, then the one that was not used for longest.
+        slot = min(idle, key=lambda each: (each.session != session, each.resident > 0, each.used_at))
+        fits = slot.session == session and slot.epoch == self.epoch
+        slot.resident = min(slot.common(tokens), len(tokens) - 1) if fits else 0
+        slot.tokens, slot.epoch, slot.busy, slot.session = tokens, self.epoch, True, session
+        return slot
+
+    def extend_by_copy(self, slot: Slot, limit: int) -> None:
+        """Copy a longer prefix of the slot's tokens from another slot, if one holds it; at most `limit`."""
+        best, longest = None, slot.resident
+        for other in self._by_index:
+            if other.epoch == self.epoch and other is not slot and other.resident > longest:
+                common = min(other.common(slot.tokens), limit)
+                if common > longest:
+                    best, longest = other, common
+        if best is not None:
+            self._cache.copy(best.index, slot.index, longest)
+            best.used_at = self._tick()
+            slot.resident = longest
+
+    def release(self, slot: Slot) -> None:
+        """Keep the contents for the session's next turn until the slot is needed."""
+        slot.busy = False
+        slot.used_at = self._tick()
+
+    def erase(self, slot: Slot) -> None:
+        """Forget the contents and make the memory finite."""
+        self._cache.zero(slot.index)
+        slot.resident, slot.epoch = 0, MIXED
+
+    def end_session(self, session: str) -> None:
+        """Free what is kept for a session; a request that still runs keeps its slot until it ends."""
+        for slot in self._by_index:
+            if slot.session == session:
+                slot.session = None
+                if not slot.busy:
+                    slot.resident = 0
+
+    def new_epoch(self, *, keep: bool) -> None:
+        """Weights changed: drop idle KV; running requests keep theirs as a mixture, or start over."""
+        self.epoch += 1
+        for slot in self._by_index:
+            if slot.busy and keep and slot.resident:
+                slot.epoch = MIXED
+            else:
+                slot.resident, slot.epoch = 0, self.epoch
+
+    def make_dense(self, active: Sequence[Slot]) -> None:
+        """Move these slots to the indices 0..m-1."""
+        wanted = set(map(id, active))
+        holes = [slot for slot in self._by_index[: len(active)] if id(slot) not in wanted]
+        outside = [slot for slot in active if slot.index >= len(active)]
+        for hole, slot in zip(holes, outside, strict=True):
+            self._cache.swap(slot.index, slot.resident, hole.index, hole.resident)
+            hole.index, slot.index = slot.index, hole.index
+            self._by_index[hole.index], self._by_index[slot.index] = hole, slot
+
+    def _tick(self) -> int:
+        self._uses += 1
+        return self._uses

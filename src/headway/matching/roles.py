@@ -1,0 +1,104 @@
+"""Modelled generators, trainer, sandboxes and verifiers for the simulated driver.
+
+Each role turns a command into events some virtual seconds later. All randomness comes from the one
+`random.Random` that the simulation was seeded with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headway.core.records import VersionSpan
+
+if TYPE_CHECKING:
+    import random
+
+
+@dataclass(frozen=True, slots=True)
+class SimSettings:
+    """How long things take (means, seconds) and how often they go wrong (probabilities)."""
+
+    max_running: int = 32  # slots of a replica
+    tokens_mean: float = 40.0  # sampled tokens of a turn, lognormal
+    tokens_sigma: float = 0.6  # of the logarithm
+    max_answer_tokens: int = 256
+    token_s: float = 0.02
+    prefill_s: float = 0.05
+    num_turns: int = 2
+    uses_sandbox: bool = True
+    sandbox_start_s: float = 0.02
+    tool_s: float = 0.1
+    score_s: float = 0.05
+    train_s: float = 4.0
+    publish_s: float = 0.2
+    apply_s: float = 0.1
+    save_s: float = 0.3
+    start_s: float = 5.0
+    solve_rate: float = 0.4  # of a rollout; each task's own rate is drawn around it
+    p_environment_fails: float = 0.0
+    p_infrastructure_fails: float = 0.0
+    p_hangs: float = 0.0  # never returns until cancelled
+    p_ignores_cancel: float = 0.0  # of those that hang
+    p_score_fails: float = 0.0
+    p_sandbox_lost: float = 0.0
+    p_repeated: float = 0.0  # an event arrives a second time, later
+
+
+@dataclass(slots=True)
+class SimReplica:
+    """Slots, a waiting line, and the history of versions, from which token spans are cut."""
+
+    name: str
+    slots: int
+    versions: list[tuple[float, int, int]]  # (since, lineage, number)
+    running: int = 0
+    line: list[str] = field(default_factory=list[str])  # keys of waiting turns
+
+    def spans(self, begin_s: float, token_s: float, num_tokens: int) -> list[VersionSpan]:
+        """Cut `num_tokens` tokens, one each `token_s` from `begin_s` on, by the version of their moment."""
+        spans: list[VersionSpan] = []
+        for index in range(num_tokens):
+            at = begin_s + (index + 1) * token_s
+            _, lineage, number = next(v for v in reversed(self.versions) if v[0] <= at)
+            if spans and spans[-1][:2] == (lineage, number):
+                spans[-1] = VersionSpan(lineage, number, spans[-1].num_tokens + 1)
+            else:
+                spans.append(VersionSpan(lineage, number, 1))
+        return spans
+
+
+@dataclass(slots=True)
+class SimRollout:
+    """One attempt on its way."""
+
+    rollout: str
+    attempt: int
+    replica: str
+    task_id: str
+    turn: int = 0
+    spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
+    sandbox: str = ""
+    hangs: bool = False
+    ignores_cancel: bool = False
+    waiting_since_s: float = 0.0
+    holds_slot: bool = False
+    over: bool = False
+
+
+def draw_tokens(rng: random.Random, settings: SimSettings) -> int:
+    """Draw the length of one answer: lognormal with the given mean, at least 1, cut at the limit."""
+    sigma = settings.tokens_sigma
+    mu = -0.5 * sigma * sigma
+    drawn = settings.tokens_mean * rng.lognormvariate(mu, sigma)
+    return max(1, min(settings.max_answer_tokens, round(drawn)))
+
+
+def task_solve_rate(task_id: str, settings: SimSettings) -> float:
+    """Return a task's own solve rate: 0, 1 or the mean, so that some groups have no signal."""
+    index = int(task_id.rpartition("/")[2])
+    return (
+        (settings.solve_rate, settings.solve_rate, 0.0, 1.0)[index % 4]
+        if index % 8 > 3
+        else settings.solve_rate
+    )

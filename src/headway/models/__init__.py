@@ -1,0 +1,1 @@
+"""Checkpoints: fetch, verify and load them; the tiny model that Headway makes itself."""

@@ -1,0 +1,193 @@
+"""Find the checkpoint that a name means, and check that it is whole before anything loads it. No torch.
+
+A checkpoint that `verify` accepts has a supported architecture, every tensor in its expected shape, weight
+files of full length, and a tokenizer that fits, with a chat template. Loading one with a tensor missing would
+not fail: transformers fills it with random numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import ModelError
+from headway.models import from_gguf
+from headway.models.cache import (
+    MANIFEST,
+    cache_root,
+    check_manifest,
+    install,
+    sha256,
+)
+from headway.models.fetch import FETCHABLE, cached, fetch
+from headway.models.llama import LlamaShape, read_shape
+from headway.models.progress import Progress, silent
+
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model.safetensors"
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+
+
+def resolve(model: str, cache_dir: Path | None = None, progress: Progress = silent) -> Path:
+    """Return the checkpoint directory that `model` means, fetching or converting it if need be.
+
+    Args:
+        model: in this order of precedence, a directory, a `.gguf` file, a name that `fetch` knows, or a
+            Hub id such as `HuggingFaceTB/SmolLM2-135M-Instruct`.
+        cache_dir: the cache for fetched and converted models; Hub models use the Hub's own.
+        progress: called with one line of text as each part of the work begins.
+
+    Raises:
+        ModelError: nothing has this name, or it cannot be had.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.suffix == ".gguf" and path.is_file():
+        return _convert_cached(path, cache_dir, progress)
+    if model in FETCHABLE:
+        return cached(model, cache_dir) or fetch(model, cache_dir, progress)
+    if _looks_like_path(model):
+        raise ModelError("A model directory must exist", value=model, remedy=_choices())
+    return _from_hub(model, progress)
+
+
+def verify(path: Path) -> None:
+    """Raise ModelError, naming rule, value and remedy, unless `path` holds a whole checkpoint.
+
+    Only headers and sizes of the weight files are read; a cached model's hashes are checked by `fetch`.
+    """
+    if not path.is_dir():
+        raise ModelError("A model directory must exist", value=str(path), remedy=_choices())
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        rule = "A checkpoint must hold a whole model, not only a LoRA adapter"
+        raise ModelError(rule, value=str(path), remedy="Name the base model, or merge the adapter into it")
+    check_manifest(path, hashes=False)
+    shape = read_shape(path)
+    _verify_tensors(path, shape)
+    _verify_tokenizer(path, shape)
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Return the checkpoint's safetensors files; ModelError if there are none or the index lists others."""
+    index = path / _INDEX
+    if index.is_file():
+        try:
+            weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        except (ValueError, KeyError) as error:
+            rule = f"{_INDEX} must be valid JSON with a weight_map"
+            raise ModelError(rule, value=str(index), remedy="Fetch the model again") from error
+        files = [path / name for name in sorted(set(weight_map.values()))]
+        if missing := [file.name for file in files if not file.is_file()]:
+            rule = (
+                f"Every shard that {_INDEX} lists must be there; {len(missing)} of {len(files)} are missing"
+            )
+            raise ModelError(rule, value=missing[0], remedy="The download stopped early: fetch again")
+        return files
+    if (path / _WEIGHTS).is_file():
+        return [path / _WEIGHTS]
+    if any(path.glob("pytorch_model*.bin")):
+        rule = "Weights must be safetensors; pickled .bin files can run code when loaded"
+        raise ModelError(rule, value=str(path), remedy="Save the model again with safetensors")
+    raise ModelError(f"A checkpoint must hold {_WEIGHTS} or {_INDEX}", value=str(path), remedy=_choices())
+
+
+def read_header(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the header of a safetensors file: dtype, shape and data offsets by tensor name.
+
+    Raises:
+        ModelError: the header is not readable, or the file's length is not what the header says.
+    """
+    remedy = "The file was cut off or damaged: fetch the model again"
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > size - 8:
+            rule = f"{file.name} is truncated: its header alone must have {length} bytes"
+            raise ModelError(rule, value=f"a file of {size} bytes", remedy=remedy)
+        try:
+            header: dict[str, dict[str, Any]] = json.loads(stream.read(length))
+            header.pop("__metadata__", None)
+            end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            rule = f"{file.name} must begin with a safetensors header"
+            raise ModelError(rule, value=str(file), remedy=remedy) from error
+    if size != 8 + length + end:
+        rule = f"{file.name} is incomplete: it must have {8 + length + end} bytes"
+        raise ModelError(rule, value=f"{size} bytes", remedy=remedy)
+    return header
+
+
+def _verify_tensors(path: Path, shape: LlamaShape) -> None:
+    found: dict[str, tuple[int, ...]] = {}
+    for file in weight_files(path):
+        found |= {name: tuple(entry["shape"]) for name, entry in read_header(file).items()}
+    expected = shape.tensor_shapes()
+    if missing := sorted(expected.keys() - found.keys()):
+        rule = f"The weights must hold every tensor that config.json calls for; {len(missing)} are missing"
+        raise ModelError(rule, value=missing[0], remedy="config.json and weights belong to different models")
+    for name, wanted in expected.items():
+        if found[name] != wanted:
+            rule = f"Tensor {name} must have the shape {wanted} that config.json calls for"
+            remedy = "config.json and weights belong to different models"
+            raise ModelError(rule, value=found[name], remedy=remedy)
+
+
+def _verify_tokenizer(path: Path, shape: LlamaShape) -> None:
+    remedy = "Copy the tokenizer's files from the original model into the directory"
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        rule = "A checkpoint must hold tokenizer.json (a fast tokenizer)"
+        raise ModelError(rule, value=str(path), remedy=remedy)
+    try:
+        tokenizer = json.loads(file.read_text())
+        ids = [int(token["id"]) for token in tokenizer.get("added_tokens") or []]
+        vocab = tokenizer["model"]["vocab"]
+        ids += vocab.values() if isinstance(vocab, dict) else [len(vocab) - 1]
+        settings_file = path / "tokenizer_config.json"
+        settings = json.loads(settings_file.read_text()) if settings_file.is_file() else {}
+    except (ValueError, KeyError, TypeError) as error:
+        rule = "tokenizer.json and tokenizer_config.json must be readable"
+        raise ModelError(rule, value=str(path), remedy=remedy) from error
+    if ids and max(ids) >= shape.vocab:
+        rule = f"Every token id must be below the model's vocabulary of {shape.vocab}"
+        raise ModelError(rule, value=max(ids), remedy="The tokenizer belongs to another model")
+    if not (path / "chat_template.jinja").is_file() and not settings.get("chat_template"):
+        rule = "The tokenizer must have a chat template"
+        raise ModelError(
+            rule,
+            value=str(path),
+            remedy="Use an instruction-tuned model, or put a template into chat_template.jinja",
+        )
+
+
+def _convert_cached(file: Path, cache_dir: Path | None, progress: Progress) -> Path:
+    target = cache_root(cache_dir) / "models" / f"gguf-{sha256(file)[:16]}"
+    if (target / MANIFEST).exists():
+        check_manifest(target, hashes=False)
+        return target
+    return install(target, str(file.name), lambda staging: from_gguf.convert(file, staging, progress))
+
+
+def _from_hub(model: str, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=True))
+    except Exception:  # not in the Hub's cache, or not a valid id: the next call says which
+        progress(f"Downloading {model} from the Hub")
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        rule = f"A Hub model must exist and be reachable: {reason}"
+        raise ModelError(rule, value=model, remedy=_choices()) from error
+
+
+def _looks_like_path(model: str) -> bool:
+    return model.startswith(("/", ".", "~")) or model.count("/") != 1 or Path(model).exists()
+
+
+def _choices() -> str:
+    return f"Name a checkpoint directory, one of {', '.join(FETCHABLE)}, or a Hub id such as org/model"

@@ -1,0 +1,1 @@
+"""The scheduler: what enters the queue, what leaves it, and when. Pure and deterministic."""

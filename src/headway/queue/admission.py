@@ -1,0 +1,123 @@
+"""Admission: how far generation may run ahead, counted in groups.
+
+A group admitted now trains, at the latest, in step `step + 1 + (a step in progress) + (groups ahead of it) //
+batch`. It starts from the version that its replica holds, so its staleness in that step is known before it
+starts; it is admitted when that is within the depth. Groups that are filtered, voided or stale leave the
+count, and their places are filled again; groups without signal beyond the refill budget keep their place as
+ghosts until the next batch, so that a step never asks for more than the budget of extra groups.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.core.commands import RequestTask, StartRollout
+from headway.queue.context import Context, rollout_seed
+from headway.queue.state import GroupState, RolloutState
+
+if TYPE_CHECKING:
+    from headway.core.records import Purpose
+
+POLICY = "main"
+
+
+def ghosts(ctx: Context) -> int:
+    """Return how many places are held by groups without signal beyond the refill budget."""
+    queue = ctx.settings.queue
+    return max(0, ctx.state.filtered_groups - queue.max_refill_batches * queue.batch_groups)
+
+
+def admit(ctx: Context) -> None:
+    """Ask for tasks while a new group would train within the depth."""
+    state, queue = ctx.state, ctx.settings.queue
+    if state.phase != "running" or state.exhausted or not state.replicas:
+        return
+    ahead = ghosts(ctx)
+    running = 0
+    for group in state.groups.values():
+        if group.purpose == "train" and group.stage in ("requested", "running", "signalling", "queued"):
+            ahead += 1
+            if group.stage == "requested":
+                running += queue.group_size
+            else:
+                running += sum(r.station in ("waiting", "generating", "tool") for r in group.rollouts)
+    busy = 1 if state.trainer == "training" else 0
+    applied = min(replica.number for replica in state.replicas.values())
+    last_step = ctx.settings.stop.steps
+    while True:
+        step = (
+            state.step + busy + ahead // queue.batch_groups
+        )  # the version that this group's step trains from
+        if step - applied > queue.max_depth or (last_step and step >= last_step):
+            return
+        if queue.max_running_rollouts and running + queue.group_size > queue.max_running_rollouts and running:
+            return
+        request_group(ctx, "train", state.next_task)
+        state.next_task += 1
+        ahead += 1
+        running += queue.group_size
+
+
+def request_group(ctx: Context, purpose: Purpose, index: int) -> None:
+    """Open a group and ask for its task."""
+    state = ctx.state
+    group = GroupState(f"{purpose[0]}{state.next_group:06d}", purpose, state.next_request, index)
+    state.next_group += 1
+    state.groups[group.id] = group
+    ask_task(ctx, group)
+
+
+def ask_task(ctx: Context, group: GroupState) -> None:
+    """Ask for the group's task, again after a resume."""
+    group.stage = "requested"
+    group.request = ctx.state.next_request
+    ctx.state.next_request += 1
+    ctx.state.requests[group.request] = group.id
+    ctx.ask(RequestTask(group.request, group.purpose, group.index, None))
+    ctx.expect(f"task:{group.id}", ctx.settings.deadlines.task_s)
+
+
+def start_group(ctx: Context, group: GroupState, task_id: str, level: int) -> None:
+    """The task is here: start its rollouts on the replica with the least to do.
+
+    After a resume the group has rollouts already; `resuming` restarts those that did not finish.
+    """
+    state = ctx.state
+    ctx.met(f"task:{group.id}")
+    state.requests.pop(group.request, None)
+    group.task_id, group.level, group.stage = task_id, level, "running"
+    load = dict.fromkeys(state.replicas, 0)
+    for other in state.groups.values():
+        if other.stage == "running" and other.replica in load:
+            load[other.replica] += len(other.rollouts)
+    group.replica = min(load, key=lambda name: (load[name], name))
+    replica = state.replicas[group.replica]
+    group.lineage, group.number = replica.lineage, replica.number
+    if group.rollouts:
+        return
+    size = ctx.settings.queue.group_size if group.purpose == "train" else 1
+    for index in range(size):
+        rollout = RolloutState(f"{group.id}.{index}", group.id, 0, ctx.now)
+        group.rollouts.append(rollout)
+        start_attempt(ctx, group, rollout)
+
+
+def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
+    """Start an attempt at a rollout."""
+    rollout.station, rollout.pending, rollout.started_s = "waiting", "", ctx.now
+    rollout.num_tokens, rollout.spans = 0, []
+    train = group.purpose == "train"
+    ctx.ask(
+        StartRollout(
+            rollout=rollout.id,
+            attempt=rollout.attempt,
+            group=group.id,
+            task_id=group.task_id,
+            purpose=group.purpose,
+            policy=POLICY,
+            seed=rollout_seed(ctx.settings.seed, rollout.id, rollout.attempt),
+            temperature=ctx.settings.temperature if train else ctx.settings.eval.temperature,
+            replica=group.replica,
+        )
+    )
+    ctx.expect(f"rollout:{rollout.id}", ctx.settings.rollout_timeout_s)

@@ -1,0 +1,117 @@
+"""Batching: which groups leave the queue together, and when.
+
+Oldest first. A batch is full at batch_groups, or earlier by the places that ghosts hold, or when nothing
+more can come. A whole batch of ghosts is an empty batch: no step is taken, and enough of them in a row end
+the run as no_signal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.core.commands import Row, Train
+from headway.core.notes import BatchReleased, NoSignal, QueueDepth
+from headway.queue.admission import ghosts
+from headway.queue.staleness import age, drop_stale
+from headway.queue.stopping import stop
+
+if TYPE_CHECKING:
+    from headway.core.events import StepEnded
+    from headway.queue.context import Context
+    from headway.queue.state import GroupState
+
+
+def release(ctx: Context) -> None:
+    """Hand a batch to the idle trainer when one is ready."""
+    state, queue = ctx.state, ctx.settings.queue
+    if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined:
+        return
+    drop_stale(ctx)
+    queued = [g for g in state.groups.values() if g.stage == "queued"]
+    held = ghosts(ctx)
+    needed = queue.batch_groups - held
+    if not queued and needed <= 0:
+        _empty_batch(ctx)
+        return
+    dry = state.exhausted and not any(
+        g.purpose == "train" and g.stage in ("requested", "running", "signalling")
+        for g in state.groups.values()
+    )
+    if queued and (len(queued) >= needed or dry):
+        _release(ctx, queued)
+    elif dry:
+        stop(ctx, "tasks_exhausted", "the task source has no more tasks", failed=False)
+
+
+def _empty_batch(ctx: Context) -> None:
+    state, queue = ctx.state, ctx.settings.queue
+    state.empty_batches += 1
+    ctx.note(NoSignal(state.filtered_groups, state.empty_batches))
+    ctx.warn(
+        "no_signal",
+        f"{state.filtered_groups} groups in a row had no signal (all rewards equal within each group); "
+        f"empty batch {state.empty_batches} of at most {queue.max_empty_batches}",
+    )
+    state.filtered_groups = 0
+    if state.empty_batches >= queue.max_empty_batches:
+        stop(
+            ctx,
+            "no_signal",
+            f"{state.empty_batches} batches in a row had no group with signal: the tasks are too easy or too "
+            "hard for this model. Change their difficulty (environment.args) or raise queue.group_size",
+            failed=False,
+        )
+
+
+def _release(ctx: Context, queued: list[GroupState]) -> None:
+    state, queue = ctx.state, ctx.settings.queue
+    queued.sort(key=lambda group: (group.lineage, group.number, group.id))
+    batch = queued[: queue.batch_groups]
+    rows: list[Row] = []
+    trajectory: list[int] = []
+    tokens: dict[int, int] = {}
+    for group in batch:
+        group.stage, group.step = "training", state.step + 1
+        for rollout in group.rollouts:
+            rollout.station = "training"
+            rows.append(Row(rollout.id, group.id, rollout.payload, rollout.advantage))
+            ages = [age(state, span.lineage, span.number) for span in rollout.spans]
+            trajectory.append(ages[0] if ages else 0)
+            for steps, span in zip(ages, rollout.spans, strict=True):
+                tokens[steps] = tokens.get(steps, 0) + span.num_tokens
+    running = sum(
+        g.purpose == "train" and g.stage in ("requested", "running", "signalling")
+        for g in state.groups.values()
+    )
+    left = len(queued) - len(batch)
+    ctx.note(
+        BatchReleased(
+            batch=state.next_batch,
+            step=state.step + 1,
+            groups=tuple(group.id for group in batch),
+            num_rollouts=len(rows),
+            num_short_groups=queue.batch_groups - len(batch),
+            trajectory_staleness=tuple(trajectory),
+            token_staleness=tuple(sorted(tokens.items())),
+            queued_groups=left,
+        )
+    )
+    ctx.note(QueueDepth(running, left))
+    ctx.ask(Train(state.next_batch, state.step + 1, tuple(rows)))
+    ctx.expect("train", ctx.settings.deadlines.train_s)
+    state.next_batch += 1
+    state.trainer = "training"
+    state.filtered_groups = 0
+    state.empty_batches = 0
+
+
+def step_ended(ctx: Context, event: StepEnded) -> None:
+    """The batch is in the weights; it is kept until a checkpoint contains it."""
+    ctx.met("train")
+    ctx.state.step = event.step
+    ctx.state.trainer = "idle"
+    for group in ctx.state.groups.values():
+        if group.stage == "training":
+            group.stage = "trained"
+            for rollout in group.rollouts:
+                ctx.settle(rollout, "trained")

@@ -1,0 +1,73 @@
+"""What a rule sees while one event is handled: settings, state, the time, and where decisions go."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from headway.core.commands import Command
+from headway.core.notes import Fate, Note, RolloutSettled, Warned
+from headway.queue.settings import SchedulerSettings
+from headway.queue.state import GroupState, RolloutState, State
+
+
+@dataclass(slots=True)
+class Context:
+    """Handed to every rule; rules keep nothing of their own between events."""
+
+    settings: SchedulerSettings
+    state: State
+    now: float
+    commands: list[Command] = field(default_factory=list[Command])
+    notes: list[Note] = field(default_factory=list[Note])
+
+    def ask(self, command: Command) -> None:
+        """Add a command."""
+        self.commands.append(command)
+
+    def note(self, note: Note) -> None:
+        """Add a note."""
+        self.notes.append(note)
+
+    def warn(self, code: str, text: str) -> None:
+        """Add a note that a person should see."""
+        self.notes.append(Warned(code, text))
+
+    def expect(self, key: str, seconds: float) -> None:
+        """Start or restart a wait."""
+        self.state.deadlines[key] = self.now + seconds
+
+    def met(self, key: str) -> None:
+        """End a wait, if there is one."""
+        self.state.deadlines.pop(key, None)
+
+    def settle(self, rollout: RolloutState, fate: Fate, reason: str = "") -> None:
+        """Write the one end of a rollout into the ledger."""
+        self.note(RolloutSettled(rollout.id, rollout.group, fate, rollout.num_tokens, reason))
+
+    def drop_group(self, group: GroupState) -> None:
+        """Forget a group whose rollouts are all settled."""
+        self.state.groups.pop(group.id, None)
+        self.state.requests.pop(group.request, None)
+        for rollout in group.rollouts:
+            self.met(f"rollout:{rollout.id}")
+            self.met(f"score:{rollout.id}")
+            self.met(f"cancel:{rollout.id}")
+        self.met(f"task:{group.id}")
+        self.met(f"signal:{group.id}")
+
+    def find(self, rollout_id: str) -> tuple[GroupState, RolloutState] | None:
+        """Return a live rollout and its group. Ids are `<group>.<index>`."""
+        group = self.state.groups.get(rollout_id.rpartition(".")[0])
+        if group is None:
+            return None
+        for rollout in group.rollouts:
+            if rollout.id == rollout_id:
+                return group, rollout
+        return None
+
+
+def rollout_seed(seed: int, rollout: str, attempt: int) -> int:
+    """Return the sampling seed of one attempt, 31 bits, the same in every life of a run."""
+    digest = hashlib.sha256(f"{seed}/{rollout}/{attempt}".encode()).digest()
+    return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF

@@ -1,0 +1,117 @@
+"""A group from its last score to the queue: settlement, signal, the zero-advantage filter.
+
+Advantages freeze when the group settles. A lost member leaves the group (shrink) or voids it (void); it is
+never counted as reward 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.core.commands import Signal
+from headway.core.notes import GroupSettled, Refilled
+from headway.queue.rollouts import fate_of_loss
+from headway.queue.state import CARRIED, GroupState
+
+if TYPE_CHECKING:
+    from headway.core.events import GroupSignal
+    from headway.queue.context import Context
+
+
+def settle_complete(ctx: Context) -> None:
+    """Settle every running group whose members are all scored or lost."""
+    kept = ctx.state.phase == "stopping" and ctx.state.outcome in CARRIED
+    for group in list(ctx.state.groups.values()):
+        if kept and group.purpose == "train":
+            continue
+        if group.stage == "running" and all(r.station in ("scored", "lost") for r in group.rollouts):
+            if group.purpose == "eval":
+                _settle_eval(ctx, group)
+            else:
+                _settle_train(ctx, group)
+
+
+def _settle_eval(ctx: Context, group: GroupState) -> None:
+    evaluation = ctx.state.eval
+    for rollout in group.rollouts:
+        if rollout.station == "scored":
+            ctx.settle(rollout, "evaluated")
+            if evaluation is not None:
+                evaluation.rewards.append(rollout.reward)
+        else:
+            ctx.settle(rollout, fate_of_loss(rollout), "lost")
+            if evaluation is not None:
+                evaluation.num_failed += 1
+    _note_settled(ctx, group, "evaluated")
+    ctx.drop_group(group)
+
+
+def _settle_train(ctx: Context, group: GroupState) -> None:
+    state, queue = ctx.state, ctx.settings.queue
+    scored = [r for r in group.rollouts if r.station == "scored"]
+    for rollout in group.rollouts:
+        if rollout.station == "lost":
+            ctx.settle(rollout, fate_of_loss(rollout), "lost")
+    whole = len(scored) == len(group.rollouts)
+    if state.phase == "stopping":
+        for rollout in scored:
+            ctx.settle(rollout, "unused")
+        ctx.drop_group(group)
+        return
+    if not whole and (queue.on_failed_rollout == "void" or len(scored) < min(2, queue.group_size)):
+        for rollout in scored:
+            ctx.settle(rollout, "voided", "its group lost a member")
+        group.rollouts = scored
+        _note_settled(ctx, group, "voided")
+        ctx.drop_group(group)
+        state.failed_groups += 1
+        return
+    state.failed_groups = 0
+    group.rollouts = scored
+    group.stage = "signalling"
+    ctx.ask(Signal(group.id, tuple((r.id, r.reward) for r in scored)))
+    ctx.expect(f"signal:{group.id}", ctx.settings.deadlines.signal_s)
+
+
+def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
+    """Advantages are here: queue the group or filter it."""
+    ctx.met(f"signal:{group.id}")
+    queue = ctx.settings.queue
+    advantages = dict(event.advantages)
+    for rollout in group.rollouts:
+        rollout.advantage = advantages[rollout.id]
+    if ctx.state.phase == "stopping" and ctx.state.outcome not in CARRIED:
+        for rollout in group.rollouts:
+            ctx.settle(rollout, "unused")
+        ctx.drop_group(group)
+    elif queue.drop_zero_advantage and not any(advantages.values()):
+        for rollout in group.rollouts:
+            ctx.settle(rollout, "filtered", "zero advantage")
+        _note_settled(ctx, group, "filtered")
+        ctx.drop_group(group)
+        ctx.state.filtered_groups += 1
+        budget = queue.max_refill_batches * queue.batch_groups
+        if ctx.state.filtered_groups <= budget:
+            ctx.note(Refilled(group.id, ctx.state.filtered_groups, budget))
+    else:
+        group.stage = "queued"
+        for rollout in group.rollouts:
+            rollout.station = "queued"
+        _note_settled(ctx, group, "queued")
+
+
+def _note_settled(ctx: Context, group: GroupState, fate: str) -> None:
+    rewards = [r.reward for r in group.rollouts if r.station in ("scored", "queued")]
+    ctx.note(
+        GroupSettled(
+            group=group.id,
+            task_id=group.task_id,
+            level=group.level,
+            purpose=group.purpose,
+            fate=fate,  # pyright: ignore[reportArgumentType]
+            num_rollouts=len(rewards),
+            mean_reward=sum(rewards) / len(rewards) if rewards else 0.0,
+            max_reward=max(rewards, default=0.0),
+            min_reward=min(rewards, default=0.0),
+        )
+    )

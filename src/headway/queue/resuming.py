@@ -1,0 +1,78 @@
+"""Resuming: a new life of the run, from a checkpoint and the journal.
+
+Finished rollouts are kept: what the lost steps trained goes back to the queue, as does what was carried.
+Unfinished rollouts of groups that were in flight start again; their finished siblings stay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.core.notes import RolloutRevived
+from headway.queue import rollouts
+from headway.queue.admission import ask_task, start_attempt
+
+if TYPE_CHECKING:
+    from headway.core.events import RunResumed
+    from headway.queue.context import Context
+    from headway.queue.state import GroupState
+
+
+def resumed(ctx: Context, event: RunResumed) -> None:
+    """Rebuild the state around the checkpoint's step."""
+    state = ctx.state
+    while len(state.forks) < event.lineage:
+        state.forks.append(event.step)
+    state.lineage, state.step = event.lineage, event.step
+    state.saved_step = event.step if event.step else -1
+    state.published, state.manifest = (-1 if event.step else 0), ""
+    state.phase, state.outcome, state.message, state.failed = "starting", "", "", False
+    state.spent_wall_s, state.life_began_s = event.spent_wall_s, ctx.now
+    state.workers, state.trainer_joined, state.trainer = [], False, "idle"
+    state.replicas, state.sandboxes, state.requests = {}, {}, {}
+    state.eval, state.eval_wanted, state.evaluated = None, -1, min(state.evaluated, event.step)
+    state.empty_batches = state.failed_groups = 0
+    state.deadlines.clear()
+    state.wake_at_s = None
+    for group in list(state.groups.values()):
+        if group.purpose == "eval":
+            for rollout in group.rollouts:
+                ctx.settle(rollout, "stopped", "the evaluation was lost")
+            ctx.drop_group(group)
+        elif group.stage == "trained" and group.step <= event.step:
+            ctx.drop_group(group)
+        else:
+            _back(ctx, group)
+
+
+def _back(ctx: Context, group: GroupState) -> None:
+    """Undo a settlement that did not last, and put complete groups back into the queue."""
+    if group.carried or group.stage == "trained":
+        for rollout in group.rollouts:
+            ctx.note(RolloutRevived(rollout.id, group.id))
+        group.carried = False
+    if group.stage in ("queued", "training", "trained"):
+        group.stage, group.step = "queued", 0
+        for rollout in group.rollouts:
+            rollout.station = "queued"
+
+
+def ask_tasks(ctx: Context) -> None:
+    """The workers are back: ask again for the tasks of groups that were in flight."""
+    for group in list(ctx.state.groups.values()):
+        if group.stage in ("requested", "running", "signalling"):
+            ask_task(ctx, group)
+
+
+def restart_unfinished(ctx: Context, group: GroupState) -> None:
+    """The task of a group from an earlier life is here: go on where each rollout stood."""
+    for rollout in group.rollouts:
+        if rollout.station == "scored" or (rollout.station == "lost" and rollout.owner != "scheduler"):
+            continue
+        rollout.pending, rollout.owner = "", ""
+        if rollout.station == "scoring":
+            rollout.score_tries = 0
+            rollouts.score(ctx, group, rollout)
+        else:
+            rollout.attempt += 1
+            start_attempt(ctx, group, rollout)

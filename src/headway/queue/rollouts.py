@@ -1,0 +1,172 @@
+"""A rollout from its start to its score: stations, retries, deadlines.
+
+Each failure has one owner. The scheduler retries whole attempts and scores, nobody else does. An
+infrastructure failure is never a reward: a rollout without a score leaves its group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.core.commands import Cancel, Score
+from headway.core.events import RolloutEnded, RolloutFailed, Scored, ScoreFailed, ToolEnded, TurnEnded
+from headway.core.notes import AttemptFailed, Fate
+from headway.core.records import merge_spans
+from headway.queue import sandboxes
+from headway.queue.admission import start_attempt
+
+if TYPE_CHECKING:
+    from headway.queue.context import Context
+    from headway.queue.state import GroupState, RolloutState
+
+_FATES: dict[str, Fate] = {
+    "infrastructure": "failed_infrastructure",
+    "environment": "failed_environment",
+    "reward": "failed_reward",
+}
+_TOTAL_TIMEOUTS = 4  # an attempt that keeps making progress may take this many idle timeouts
+
+
+def progress(ctx: Context, rollout: RolloutState) -> None:
+    """Something happened in this rollout: its idle deadline starts again, within the total limit."""
+    limit = rollout.started_s + _TOTAL_TIMEOUTS * ctx.settings.rollout_timeout_s
+    key = f"rollout:{rollout.id}"
+    if key in ctx.state.deadlines:
+        ctx.state.deadlines[key] = min(ctx.now + ctx.settings.rollout_timeout_s, limit)
+
+
+def turn_ended(ctx: Context, rollout: RolloutState, event: TurnEnded) -> None:
+    """An answer is complete."""
+    rollout.station = "tool"
+    rollout.spans = merge_spans([*rollout.spans, *event.spans])
+    rollout.num_tokens = sum(span.num_tokens for span in rollout.spans)
+    progress(ctx, rollout)
+
+
+def tool_ended(ctx: Context, rollout: RolloutState, _event: ToolEnded) -> None:
+    """A tool call is over; the environment thinks or asks again."""
+    rollout.station = "generating"
+    progress(ctx, rollout)
+
+
+def ended(ctx: Context, group: GroupState, rollout: RolloutState, event: RolloutEnded) -> None:
+    """The payload is on disk: release the sandbox first, then score."""
+    ctx.met(f"rollout:{rollout.id}")
+    rollout.spans, rollout.num_tokens = list(event.spans), event.num_tokens
+    rollout.payload, rollout.truncated = event.payload, event.truncated
+    sandboxes.release_all(ctx, rollout)
+    if rollout.pending == "cancelling":
+        ctx.met(f"cancel:{rollout.id}")
+        _lose(rollout, "scheduler")
+        return
+    score(ctx, group, rollout)
+
+
+def score(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
+    """Ask for the next try at a rollout's score."""
+    rollout.station = "scoring"
+    rollout.score_tries += 1
+    ctx.ask(Score(rollout.id, rollout.attempt, rollout.score_tries, group.task_id, rollout.payload))
+    slack = 2 * ctx.settings.deadlines.sandbox_s  # queueing for and starting a verifier's sandbox
+    ctx.expect(f"score:{rollout.id}", ctx.settings.score_timeout_s + slack)
+
+
+def failed(ctx: Context, group: GroupState, rollout: RolloutState, event: RolloutFailed) -> None:
+    """An attempt ended without a payload."""
+    ctx.met(f"rollout:{rollout.id}")
+    ctx.met(f"cancel:{rollout.id}")
+    sandboxes.release_all(ctx, rollout)
+    if rollout.pending == "cancelling" and rollout.owner != "environment":
+        _lose(rollout, "scheduler")
+        return
+    owner = "environment" if rollout.pending == "cancelling" else event.owner
+    message = event.message if owner == event.owner else f"no answer within its deadline ({event.message})"
+    attempt_failed(ctx, group, rollout, owner, event.cause, message)
+
+
+def attempt_failed(
+    ctx: Context, group: GroupState, rollout: RolloutState, owner: str, cause: str, message: str
+) -> None:
+    """Retry the attempt, or lose the rollout."""
+    rollout.failures += 1
+    retry = rollout.failures < ctx.settings.queue.max_attempts and ctx.state.phase == "running"
+    ctx.note(AttemptFailed(rollout.id, rollout.attempt, owner, cause, message, retry))
+    if retry:
+        rollout.attempt += 1
+        rollout.owner = ""
+        start_attempt(ctx, group, rollout)
+        return
+    ctx.state.last_failure = f"{owner} failure ({cause}) in task {group.task_id}: {message}"
+    _lose(rollout, owner)
+
+
+def scored(ctx: Context, group: GroupState, rollout: RolloutState, event: Scored) -> None:
+    """A score arrived."""
+    ctx.met(f"score:{rollout.id}")
+    sandboxes.release_all(ctx, rollout)
+    if rollout.pending == "cancelling":
+        ctx.met(f"cancel:{rollout.id}")
+        _lose(rollout, "scheduler")
+        return
+    rollout.station, rollout.reward = "scored", event.reward
+    if group.purpose == "train":
+        rewards = ctx.state.rewards
+        rewards.append(event.reward)
+        del rewards[: max(0, len(rewards) - ctx.settings.stop.target_window)]
+
+
+def score_failed(ctx: Context, group: GroupState, rollout: RolloutState, event: ScoreFailed) -> None:
+    """A try at scoring failed: try again, never regenerate."""
+    ctx.met(f"score:{rollout.id}")
+    sandboxes.release_all(ctx, rollout)
+    retry = rollout.score_tries < ctx.settings.max_score_tries and not rollout.pending
+    ctx.note(AttemptFailed(rollout.id, rollout.attempt, "reward", event.cause, event.message, retry))
+    if retry:
+        score(ctx, group, rollout)
+        return
+    ctx.state.last_failure = f"reward failure ({event.cause}) in task {group.task_id}: {event.message}"
+    _lose(rollout, "reward" if not rollout.pending else "scheduler")
+
+
+def cancel(ctx: Context, rollout: RolloutState, reason: str, owner: str = "scheduler") -> None:
+    """Ask for an end; the answering event settles it. `owner` is whose fault the end will be."""
+    if rollout.pending == "cancelling" or rollout.station in ("scored", "lost"):
+        return
+    rollout.pending = "cancelling"
+    rollout.owner = owner
+    ctx.met(f"rollout:{rollout.id}")
+    ctx.ask(Cancel(rollout.id, rollout.attempt, reason))
+    ctx.expect(f"cancel:{rollout.id}", ctx.settings.deadlines.cancel_s)
+
+
+def deadline(ctx: Context, kind: str, rollout_id: str) -> None:
+    """A rollout, a score or a cancellation took too long."""
+    found = ctx.find(rollout_id)
+    if found is None:
+        return
+    group, rollout = found
+    if kind == "rollout":
+        ctx.warn(
+            "rollout_timeout",
+            f"rollout {rollout.id} of task {group.task_id} made no progress for "
+            f"{ctx.settings.rollout_timeout_s:g} s at station {rollout.station}; it is cancelled",
+        )
+        cancel(ctx, rollout, "deadline", owner="environment")
+    elif kind == "score":
+        event = ScoreFailed(rollout.id, rollout.attempt, rollout.score_tries, "timeout", "no answer in time")
+        score_failed(ctx, group, rollout, event)
+    elif rollout.owner == "environment":
+        attempt_failed(
+            ctx, group, rollout, "environment", "timeout", "never returned, not even when cancelled"
+        )
+    else:
+        _lose(rollout, "scheduler")
+
+
+def fate_of_loss(rollout: RolloutState) -> Fate:
+    """Return the ledger's word for a lost rollout."""
+    return _FATES.get(rollout.owner, "stopped")
+
+
+def _lose(rollout: RolloutState, owner: str) -> None:
+    rollout.station, rollout.owner, rollout.pending = "lost", owner, ""

@@ -1,0 +1,83 @@
+"""Sandbox grants: a quota of live sandboxes, first come first served, with places kept for verifiers.
+
+Rollouts may not take the last `verify_sandboxes` places, so rollouts that wait for their verifiers cannot
+lock one another out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.core.commands import GrantSandbox, ReleaseSandbox
+from headway.core.notes import Ignored
+from headway.queue.state import RolloutState, SandboxState
+
+if TYPE_CHECKING:
+    from headway.core.events import SandboxLost, SandboxReady, SandboxReleased, SandboxWanted
+    from headway.queue.context import Context
+
+
+def wanted(ctx: Context, rollout: RolloutState, event: SandboxWanted) -> None:
+    """A rollout or verifier reached its first use of a sandbox."""
+    if event.sandbox in rollout.sandboxes:
+        ctx.note(Ignored("SandboxWanted", event.sandbox))
+        return
+    rollout.sandboxes.append(event.sandbox)
+    ctx.state.sandboxes[event.sandbox] = SandboxState(event.rollout, event.attempt, event.purpose)
+
+
+def ready(ctx: Context, event: SandboxReady) -> None:
+    """A granted sandbox runs."""
+    sandbox = ctx.state.sandboxes.get(event.sandbox)
+    ctx.met(f"sandbox:{event.sandbox}")
+    if sandbox is None:  # its rollout is over: it must go
+        ctx.ask(ReleaseSandbox(event.rollout, event.attempt, event.sandbox))
+        ctx.note(Ignored("SandboxReady", event.sandbox))
+    elif sandbox.stage == "granted":
+        sandbox.stage = "ready"
+    elif sandbox.stage == "releasing":
+        ctx.expect(f"sandbox:{event.sandbox}", ctx.settings.deadlines.sandbox_s)
+
+
+def gone(ctx: Context, event: SandboxReleased | SandboxLost) -> None:
+    """A sandbox ended."""
+    ctx.met(f"sandbox:{event.sandbox}")
+    if ctx.state.sandboxes.pop(event.sandbox, None) is None:
+        ctx.note(Ignored(type(event).__name__, event.sandbox))
+
+
+def release_all(ctx: Context, rollout: RolloutState) -> None:
+    """Let go of everything that this rollout holds or waits for."""
+    for name, sandbox in list(ctx.state.sandboxes.items()):
+        if sandbox.rollout != rollout.id:
+            continue
+        if sandbox.stage == "wanted":
+            del ctx.state.sandboxes[name]
+        elif sandbox.stage != "releasing":
+            sandbox.stage = "releasing"
+            ctx.ask(ReleaseSandbox(sandbox.rollout, sandbox.attempt, name))
+            ctx.expect(f"sandbox:{name}", ctx.settings.deadlines.sandbox_s)
+
+
+def grant(ctx: Context) -> None:
+    """Grant what the quota allows, verifiers first."""
+    sandboxes = ctx.state.sandboxes
+    live = sum(sandbox.stage != "wanted" for sandbox in sandboxes.values())
+    for purpose, reserve in (("verify", 0), ("rollout", ctx.settings.verify_sandboxes)):
+        for name, sandbox in sandboxes.items():
+            if sandbox.stage != "wanted" or sandbox.purpose != purpose:
+                continue
+            if live >= ctx.settings.max_sandboxes - reserve:
+                break
+            sandbox.stage = "granted"
+            live += 1
+            ctx.ask(GrantSandbox(sandbox.rollout, sandbox.attempt, name))
+            ctx.expect(f"sandbox:{name}", ctx.settings.deadlines.sandbox_s)
+
+
+def deadline(ctx: Context, name: str) -> None:
+    """A sandbox neither started nor ended in time: its place is given up."""
+    sandbox = ctx.state.sandboxes.pop(name, None)
+    if sandbox is not None:
+        verb = "end" if sandbox.stage == "releasing" else "start"
+        ctx.warn("sandbox_timeout", f"sandbox {name} of rollout {sandbox.rollout} did not {verb} in time")

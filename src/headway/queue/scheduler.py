@@ -1,0 +1,303 @@
+"""The scheduler: `handle(event, now) -> (commands, notes)`.
+
+It consumes events from a driver, waits for nothing and reads no clock. Each event updates the state, then
+the rules run in one fixed order; what they decide comes back as commands and notes.
+
+Invariants:
+- The same settings and the same events at the same times give the same commands and notes, byte for byte.
+- Every rollout that was started is settled exactly once within the surviving lineage.
+- Every wait has a deadline in `state.deadlines`; the earliest is always covered by a WakeAt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from headway.core.codec import from_plain, to_plain
+from headway.core.events import (
+    CheckpointDone,
+    CommandRefused,
+    DeadlinePassed,
+    EvalDue,
+    Event,
+    GroupSignal,
+    ReplicaChanged,
+    ReplicaJoined,
+    ReplicaLost,
+    RolloutEnded,
+    RolloutFailed,
+    RolloutParked,
+    RunResumed,
+    RunStarted,
+    SandboxLost,
+    SandboxReady,
+    SandboxReleased,
+    SandboxWanted,
+    Scored,
+    ScoreFailed,
+    SettingChanged,
+    StepEnded,
+    StopAsked,
+    TaskOffered,
+    TasksExhausted,
+    ToolEnded,
+    TurnEnded,
+    VersionApplied,
+    VersionPublished,
+    WorkerJoined,
+    WorkerLost,
+)
+from headway.core.notes import Ignored, Note
+from headway.queue import (
+    admission,
+    batching,
+    evaluation,
+    groups,
+    resuming,
+    rollouts,
+    sandboxes,
+    stopping,
+    versions,
+    waits,
+)
+from headway.queue.context import Context
+from headway.queue.state import ReplicaState, State
+
+if TYPE_CHECKING:
+    from headway.core.commands import Command
+    from headway.queue.settings import SchedulerSettings
+
+RolloutEvent = TurnEnded | ToolEnded | RolloutParked | RolloutEnded | RolloutFailed | Scored | ScoreFailed
+
+
+class Scheduler:
+    """The one state machine that both drivers use."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._base = settings
+        self.settings = settings
+        self.state = State()
+
+    def handle(self, event: Event, now: float) -> tuple[list[Command], list[Note]]:
+        """Take one fact at time `now` (seconds since the run began) and return what follows from it."""
+        ctx = Context(self.settings, self.state, now)
+        if self.state.phase == "finished" and not isinstance(event, RunResumed):
+            ctx.note(Ignored(type(event).__name__, "finished"))
+            return ctx.commands, ctx.notes
+        self._take(ctx, event)
+        self._run_rules(ctx)
+        waits.cover(ctx)
+        return ctx.commands, ctx.notes
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the whole state as plain JSON values."""
+        return to_plain(self.state)
+
+    @classmethod
+    def restore(cls, settings: SchedulerSettings, snapshot: dict[str, Any]) -> Scheduler:
+        """Return a scheduler that goes on exactly where `snapshot` was taken."""
+        scheduler = cls(settings)
+        scheduler.state = from_plain(State, snapshot)
+        scheduler._refresh_settings()
+        return scheduler
+
+    def _refresh_settings(self) -> None:
+        queue = dataclasses.replace(self._base.queue, **self.state.overrides)
+        self.settings = dataclasses.replace(self._base, queue=queue)
+
+    def _run_rules(self, ctx: Context) -> None:
+        """Every rule, in the one order that matters: what frees a place runs before what fills it."""
+        stopping.failing(ctx)
+        groups.settle_complete(ctx)
+        evaluation.end(ctx)
+        evaluation.begin(ctx)
+        sandboxes.grant(ctx)
+        versions.publish(ctx)
+        versions.save(ctx)
+        versions.apply(ctx)
+        batching.release(ctx)
+        admission.admit(ctx)
+        stopping.finish(ctx)
+
+    def _take(self, ctx: Context, event: Event) -> None:
+        match event:
+            case (
+                TurnEnded()
+                | ToolEnded()
+                | RolloutParked()
+                | RolloutEnded()
+                | RolloutFailed()
+                | Scored()
+                | ScoreFailed()
+            ):
+                self._take_rollout(ctx, event)
+            case SandboxWanted():
+                found = ctx.find(event.rollout)
+                if (
+                    found is None
+                    or found[1].attempt != event.attempt
+                    or found[1].station in ("scored", "lost")
+                ):
+                    ctx.note(Ignored("SandboxWanted", event.sandbox))
+                else:
+                    sandboxes.wanted(ctx, found[1], event)
+            case SandboxReady():
+                sandboxes.ready(ctx, event)
+            case SandboxReleased() | SandboxLost():
+                sandboxes.gone(ctx, event)
+            case TaskOffered():
+                self._take_task(ctx, event)
+            case TasksExhausted():
+                self._take_exhausted(ctx, event)
+            case GroupSignal():
+                group = self.state.groups.get(event.group)
+                if group is None or group.stage != "signalling":
+                    ctx.note(Ignored("GroupSignal", event.group))
+                else:
+                    groups.signalled(ctx, group, event)
+            case StepEnded():
+                if self.state.trainer != "training" or event.step != self.state.step + 1:
+                    ctx.note(Ignored("StepEnded", str(event.step)))
+                else:
+                    batching.step_ended(ctx, event)
+                    self._after_step(ctx)
+            case VersionPublished():
+                versions.published(ctx, event)
+            case VersionApplied():
+                versions.applied(ctx, event)
+            case CheckpointDone():
+                versions.saved(ctx, event)
+            case _:
+                self._take_run(ctx, event)
+
+    def _take_run(self, ctx: Context, event: Event) -> None:
+        """Events about the run and its workers."""
+        state = self.state
+        match event:
+            case RunStarted():
+                self._begin_life(ctx)
+            case RunResumed():
+                resuming.resumed(ctx, event)
+                self._begin_life(ctx)
+            case WorkerJoined():
+                if event.role == "trainer":
+                    state.trainer_joined = True
+                elif event.worker not in state.workers:
+                    state.workers.append(event.worker)
+                self._maybe_start(ctx)
+            case ReplicaJoined():
+                state.replicas[event.replica] = ReplicaState(event.epoch, event.lineage, event.number)
+                self._maybe_start(ctx)
+            case ReplicaLost():
+                stopping.stop(
+                    ctx, "failed", f"generator {event.replica} was lost: {event.cause}", failed=True
+                )
+            case WorkerLost():
+                text = f"{event.role} worker {event.worker} was lost: {event.cause}"
+                stopping.stop(ctx, "failed", text, failed=True)
+            case CommandRefused():
+                text = f"{event.command} of {event.target} could not be carried out: {event.message}"
+                stopping.stop(ctx, "failed", text, failed=True)
+            case StopAsked():
+                stopping.stop(ctx, "interrupted", event.reason, failed=False)
+            case EvalDue():
+                evaluation.due(ctx)
+            case SettingChanged():
+                self._change_setting(ctx, event)
+            case DeadlinePassed():
+                state.wake_at_s = None
+                waits.passed(ctx)
+            case ReplicaChanged():
+                pass  # load is telemetry's; the concurrency rule that will use it is not here yet
+            case _:
+                raise TypeError(f"unknown event {type(event).__name__}")
+
+    def _begin_life(self, ctx: Context) -> None:
+        self.state.life_began_s = ctx.now
+        ctx.expect("start", self.settings.deadlines.start_s)
+        if self.settings.stop.wall_s:
+            ctx.expect("wall", max(0.0, self.settings.stop.wall_s - self.state.spent_wall_s))
+
+    def _maybe_start(self, ctx: Context) -> None:
+        state, settings = self.state, self.settings
+        complete = (
+            state.trainer_joined
+            and len(state.workers) >= settings.num_environment_workers
+            and len(state.replicas) >= settings.num_replicas
+        )
+        if state.phase != "starting" or not complete:
+            return
+        ctx.met("start")
+        state.phase = "running"
+        if settings.eval.at_start and state.step == 0 and state.evaluated < 0:
+            evaluation.due(ctx)
+        resuming.ask_tasks(ctx)
+
+    def _after_step(self, ctx: Context) -> None:
+        every = self.settings.eval.every_steps
+        if self.state.phase == "running" and every and self.state.step % every == 0:
+            evaluation.due(ctx)
+        stopping.after_step(ctx)
+
+    def _take_rollout(self, ctx: Context, event: RolloutEvent) -> None:
+        found = ctx.find(event.rollout)
+        if found is None or found[1].attempt != event.attempt:
+            ctx.note(Ignored(type(event).__name__, event.rollout))
+            return
+        group, rollout = found
+        active = rollout.station in ("waiting", "generating", "tool", "parked")
+        match event:
+            case TurnEnded() if active:
+                rollouts.turn_ended(ctx, rollout, event)
+            case ToolEnded() if active:
+                rollouts.tool_ended(ctx, rollout, event)
+            case RolloutEnded() if active:
+                rollouts.ended(ctx, group, rollout, event)
+            case RolloutFailed() if active:
+                rollouts.failed(ctx, group, rollout, event)
+            case Scored() if rollout.station == "scoring" and event.tries == rollout.score_tries:
+                rollouts.scored(ctx, group, rollout, event)
+            case ScoreFailed() if rollout.station == "scoring" and event.tries == rollout.score_tries:
+                rollouts.score_failed(ctx, group, rollout, event)
+            case _:
+                ctx.note(Ignored(type(event).__name__, event.rollout))
+
+    def _take_task(self, ctx: Context, event: TaskOffered) -> None:
+        group = self.state.groups.get(self.state.requests.get(event.request, ""))
+        if group is None or group.stage != "requested" or not self.state.replicas:
+            ctx.note(Ignored("TaskOffered", str(event.request)))
+            return
+        again = bool(group.rollouts)
+        admission.start_group(ctx, group, event.task_id, event.level)
+        if again:
+            resuming.restart_unfinished(ctx, group)
+
+    def _take_exhausted(self, ctx: Context, event: TasksExhausted) -> None:
+        group = self.state.groups.get(self.state.requests.get(event.request, ""))
+        if group is None:
+            ctx.note(Ignored("TasksExhausted", str(event.request)))
+            return
+        ctx.drop_group(group)
+        if group.purpose == "train":
+            self.state.exhausted = True
+
+    def _change_setting(self, ctx: Context, event: SettingChanged) -> None:
+        fields = {field.name for field in dataclasses.fields(self.settings.queue)}
+        if event.key not in fields:
+            ctx.warn("setting", f"queue has no setting {event.key!r}; nothing changed")
+            return
+        before = self.state.overrides.get(event.key)
+        self.state.overrides[event.key] = event.value
+        self._refresh_settings()
+        problem = next(iter(self.settings.queue.problems()), None)
+        if problem is not None:
+            if before is None:
+                del self.state.overrides[event.key]
+            else:
+                self.state.overrides[event.key] = before
+            self._refresh_settings()
+            ctx.warn(
+                "setting", f"queue.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
+            )
+        ctx.settings = self.settings

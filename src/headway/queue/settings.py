@@ -1,0 +1,160 @@
+"""Settings of the scheduler and its rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headway.core.settings import Problem, setting
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """Section [queue]: how rollouts are admitted, grouped, accepted and released."""
+
+    group_size: int = setting(8, "Rollouts per task; their rewards are compared with one another.", ge=1)
+    batch_size: int = setting(32, "Rollouts per optimizer step; a multiple of group_size.", ge=1)
+    bound: int = setting(
+        2,
+        "Staleness bound, in steps: no token older than this reaches the gradient. 0 is exactly synchronous, "
+        "1 is one step off, more is fully asynchronous with in-flight weight updates.",
+        ge=0,
+    )
+    depth: int = setting(
+        -1,
+        "How many steps generation may run ahead of training; at most bound. -1 takes the bound. Less depth "
+        "keeps samples fresher, more keeps the trainer busier.",
+        ge=-1,
+    )
+    max_running_rollouts: int = setting(
+        0, "Train rollouts in flight at once; 0 leaves it to depth and batch_size.", ge=0
+    )
+    drop_zero_advantage: bool = setting(
+        True, "Drop groups whose rollouts all have advantage 0: they would not move the weights."
+    )
+    max_refill_batches: int = setting(
+        1, "Groups dropped for lack of signal are replaced, up to this many extra batches a step.", ge=0
+    )
+    max_empty_batches: int = setting(
+        10, "End the run as no_signal after this many batches in a row without one group with signal.", ge=1
+    )
+    max_attempts: int = setting(2, "Attempts at a rollout that fails for no fault of the model.", ge=1)
+    on_failed_rollout: Literal["shrink", "void"] = setting(
+        "shrink",
+        "What a group does when a member is lost for good: shrink trains the others if two or more are "
+        "left, void drops the group.",
+    )
+    max_failed_groups: int = setting(
+        8, "End the run as failed after this many groups in a row without a usable rollout.", ge=1
+    )
+
+    @property
+    def batch_groups(self) -> int:
+        """Groups per batch."""
+        return self.batch_size // self.group_size
+
+    @property
+    def max_depth(self) -> int:
+        """Depth with -1 resolved."""
+        return self.bound if self.depth < 0 else self.depth
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield rules between these settings that do not hold."""
+        if self.batch_size % self.group_size:
+            lower = self.batch_size - self.batch_size % self.group_size
+            near = [str(size) for size in (lower, lower + self.group_size) if size]
+            yield Problem(
+                "batch_size",
+                self.batch_size,
+                f"batch_size must be a multiple of group_size ({self.group_size})",
+                f"Use {' or '.join(near)}.",
+            )
+        if self.depth > self.bound:
+            yield Problem(
+                "depth",
+                self.depth,
+                f"depth may not exceed bound ({self.bound}): what is generated further ahead would never train",
+                f"Use depth = {self.bound} or less, or raise queue.bound.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSettings:
+    """Section [eval]: evaluation on held-out tasks. An evaluation measures exactly one policy version."""
+
+    num_tasks: int = setting(64, "Held-out tasks per evaluation; 0 switches evaluation off.", ge=0)
+    every_steps: int = setting(
+        0, "Evaluate each time this many steps are done; 0 for never in between.", ge=0
+    )
+    at_start: bool = setting(True, "Evaluate before the first step.")
+    at_end: bool = setting(True, "Evaluate after the last step.")
+    temperature: float = setting(0.0, "Sampling temperature of evaluation; 0 is greedy.", ge=0)
+
+
+@dataclass(frozen=True, slots=True)
+class StopSettings:
+    """Section [stop]: when the run is over. Whichever comes first."""
+
+    steps: int = setting(100, "Optimizer steps; 0 for no limit.", ge=0)
+    wall_s: float = setting(
+        0.0, "Wall time in seconds, after which no new step is begun; 0 for no limit.", ge=0
+    )
+    target_reward: float = setting(
+        0.0, "Stop once the mean reward of the last target_window train rollouts reaches this; 0 for never."
+    )
+    target_window: int = setting(64, "Finished train rollouts that target_reward looks at.", ge=1)
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield rules between these settings that do not hold."""
+        if not (self.steps or self.wall_s or self.target_reward):
+            yield Problem(
+                "steps",
+                self.steps,
+                "a run needs an end",
+                "Set stop.steps, stop.wall_s or stop.target_reward.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """Section [checkpoint]: what survives. A run also saves when it ends."""
+
+    every_steps: int = setting(10, "Save each time this many steps are done; 0 only at the end.", ge=0)
+    keep: int = setting(2, "Checkpoints kept; older ones are deleted.", ge=1)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineSettings:
+    """Section [deadlines]: nothing waits for ever. Past one of these the error names who waited for whom."""
+
+    start_s: float = setting(180.0, "Start of trainer, generator and environment workers.", gt=0)
+    task_s: float = setting(60.0, "Task source answering with one task.", gt=0)
+    train_s: float = setting(900.0, "Trainer taking one step.", gt=0)
+    publish_s: float = setting(120.0, "Trainer publishing a version.", gt=0)
+    apply_s: float = setting(120.0, "Generator taking up a version.", gt=0)
+    checkpoint_s: float = setting(300.0, "Trainer saving a checkpoint.", gt=0)
+    signal_s: float = setting(30.0, "Advantage function answering for one group.", gt=0)
+    cancel_s: float = setting(10.0, "A cancelled rollout ending.", gt=0)
+    sandbox_s: float = setting(30.0, "A sandbox starting or ending.", gt=0)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Everything that the scheduler needs; composed by the runtime from the sections of the config."""
+
+    queue: QueueSettings = field(default_factory=QueueSettings)
+    eval: EvalSettings = field(default_factory=EvalSettings)
+    stop: StopSettings = field(default_factory=StopSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    deadlines: DeadlineSettings = field(default_factory=DeadlineSettings)
+    seed: int = 0
+    temperature: float = 1.0  # of train rollouts
+    kv: Literal["keep", "recompute"] = "recompute"  # what replicas do with KV at an update
+    rollout_timeout_s: float = 300.0  # without any event; four times this in all
+    score_timeout_s: float = 30.0  # of one try
+    max_score_tries: int = 2
+    max_sandboxes: int = 16  # live at once
+    verify_sandboxes: int = 2  # of these, kept free for verifiers
+    num_environment_workers: int = 1
+    num_replicas: int = 1

@@ -1,0 +1,137 @@
+"""The scheduler's whole state: ids, spans, scalars and references, never tokens. JSON both ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headway.core.records import Purpose, VersionSpan
+
+Station = Literal[
+    "waiting", "generating", "tool", "parked", "scoring", "scored", "lost", "queued", "training"
+]
+Pending = Literal["", "cancelling", "parking"]
+GroupStage = Literal["requested", "running", "signalling", "queued", "training", "trained"]
+CARRIED = ("interrupted", "failed")  # outcomes after which train groups are kept for a resume
+Phase = Literal["starting", "running", "stopping", "finished"]
+
+
+@dataclass(slots=True)
+class RolloutState:
+    """One rollout that has not been settled, or that a checkpoint does not contain yet."""
+
+    id: str
+    group: str
+    attempt: int
+    started_s: float
+    station: Station = "waiting"
+    pending: Pending = ""
+    failures: int = 0  # attempts that failed
+    num_tokens: int = 0  # sampled
+    spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
+    payload: str = ""
+    truncated: bool = False
+    score_tries: int = 0
+    reward: float = 0.0
+    advantage: float = 0.0
+    owner: str = ""  # of its loss, for station lost
+    sandboxes: list[str] = field(
+        default_factory=list[str]
+    )  # ids it ever asked for, to know a repeated request
+
+
+@dataclass(slots=True)
+class GroupState:
+    """One task's rollouts."""
+
+    id: str
+    purpose: Purpose
+    request: int
+    index: int  # of the task in its split
+    stage: GroupStage = "requested"
+    task_id: str = ""
+    level: int = 0
+    replica: str = ""
+    lineage: int = 0  # version at the start
+    number: int = 0
+    rollouts: list[RolloutState] = field(default_factory=list[RolloutState])
+    step: int = 0  # that trained it, for stages training and trained
+    carried: bool = False  # settled as carried; a resume revives it
+
+
+@dataclass(slots=True)
+class ReplicaState:
+    """A generator replica."""
+
+    epoch: int
+    lineage: int
+    number: int  # applied
+    pending: int | None = None  # being applied
+
+
+@dataclass(slots=True)
+class SandboxState:
+    """A sandbox that is wanted or lives."""
+
+    rollout: str
+    attempt: int
+    purpose: Literal["rollout", "verify"]
+    stage: Literal["wanted", "granted", "ready", "releasing"] = "wanted"
+
+
+@dataclass(slots=True)
+class EvalState:
+    """The evaluation in progress."""
+
+    lineage: int
+    number: int
+    num_requested: int = 0
+    rewards: list[float] = field(default_factory=list[float])
+    num_failed: int = 0
+
+
+@dataclass(slots=True)
+class State:
+    """See the classes above; everything here is in the snapshot."""
+
+    phase: Phase = "starting"
+    outcome: str = ""
+    message: str = ""
+    failed: bool = False
+    spent_wall_s: float = 0.0  # of earlier lives
+    life_began_s: float = 0.0
+
+    workers: list[str] = field(default_factory=list[str])  # environment workers that joined
+    trainer_joined: bool = False
+    trainer: Literal["idle", "training", "publishing", "saving"] = "idle"
+    replicas: dict[str, ReplicaState] = field(default_factory=dict[str, ReplicaState])
+
+    lineage: int = 0
+    step: int = 0  # optimizer steps applied
+    forks: list[int] = field(default_factory=list[int])  # forks[l] = step at which lineage l + 1 left l
+    published: int = 0  # newest version that replicas can read, -1 for none
+    manifest: str = ""
+    saved_step: int = -1  # newest checkpoint
+
+    next_group: int = 0
+    next_request: int = 0
+    next_task: int = 0  # position in the train split
+    next_batch: int = 0
+    groups: dict[str, GroupState] = field(default_factory=dict[str, GroupState])
+    requests: dict[int, str] = field(default_factory=dict[int, str])  # request -> group
+    exhausted: bool = False
+
+    filtered_groups: int = 0  # without signal since the last batch
+    empty_batches: int = 0  # in a row
+    failed_groups: int = 0  # in a row
+    last_failure: str = ""
+    rewards: list[float] = field(default_factory=list[float])  # newest finished train rollouts
+
+    sandboxes: dict[str, SandboxState] = field(default_factory=dict[str, SandboxState])
+
+    eval: EvalState | None = None
+    eval_wanted: int = -1  # evaluate the first version from this one on, -1 for none
+    evaluated: int = -1  # newest version evaluated in this lineage
+    deadlines: dict[str, float] = field(default_factory=dict[str, float])
+    wake_at_s: float | None = None
+    overrides: dict[str, Any] = field(default_factory=dict[str, Any])  # queue settings changed during the run

@@ -1,0 +1,124 @@
+"""Stopping: steps, wall time, target reward, a person, or a fault. Whoever is in flight is told to end.
+
+The order at the end: the step in progress completes, the weights are saved, a last evaluation runs where
+the outcome allows one, then Finish. After a fault nothing is waited for: Finish comes at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headway.core.commands import Finish
+from headway.core.notes import Stopping
+from headway.queue import evaluation, rollouts
+from headway.queue.state import CARRIED
+
+if TYPE_CHECKING:
+    from headway.queue.context import Context
+
+
+def stop(ctx: Context, outcome: str, message: str, *, failed: bool) -> None:
+    """Admit nothing more and wind down."""
+    state = ctx.state
+    if state.phase == "finished" or (state.phase == "stopping" and not failed):
+        return
+    state.outcome, state.message, state.failed = outcome, message, failed
+    was_running = state.phase in ("running", "stopping")
+    state.phase = "stopping"
+    ctx.note(Stopping(outcome, message))
+    keep_eval = outcome not in CARRIED and ctx.settings.eval.at_end and was_running
+    for group in list(state.groups.values()):
+        if group.purpose == "eval" and keep_eval:
+            continue
+        if group.stage == "requested":
+            ctx.drop_group(group)
+            continue
+        for rollout in group.rollouts:
+            if rollout.station in ("waiting", "generating", "tool", "parked"):
+                rollouts.cancel(ctx, rollout, outcome)
+    if not keep_eval and state.eval is not None:
+        state.eval = None
+    state.eval_wanted = -1
+    if keep_eval and state.evaluated != state.step and state.trainer != "training":
+        evaluation.due(ctx)
+
+
+def after_step(ctx: Context) -> None:
+    """Look at the conditions that a finished step can meet."""
+    state, conditions = ctx.state, ctx.settings.stop
+    if state.phase != "running":
+        if state.phase == "stopping" and state.outcome not in CARRIED and ctx.settings.eval.at_end:
+            evaluation.due(ctx)  # the step that was in progress made a newer version
+        return
+    full = len(state.rewards) >= conditions.target_window
+    if conditions.steps and state.step >= conditions.steps:
+        stop(ctx, "steps", f"{state.step} steps are done", failed=False)
+    elif conditions.target_reward and full:
+        mean = sum(state.rewards) / len(state.rewards)
+        if mean >= conditions.target_reward:
+            stop(
+                ctx,
+                "target",
+                f"the mean reward of the last {len(state.rewards)} rollouts is {mean:.3f}, the target "
+                f"{conditions.target_reward:g}",
+                failed=False,
+            )
+
+
+def failing(ctx: Context) -> None:
+    """End a run whose groups keep failing."""
+    state = ctx.state
+    if state.phase == "running" and state.failed_groups >= ctx.settings.queue.max_failed_groups:
+        stop(
+            ctx,
+            "failed",
+            f"{state.failed_groups} groups in a row left no usable rollouts; the last: {state.last_failure}",
+            failed=True,
+        )
+
+
+def finish(ctx: Context) -> None:
+    """Say Finish once nothing is left to wait for."""
+    state = ctx.state
+    if state.phase != "stopping":
+        return
+    if not state.failed and _waiting(ctx):
+        return
+    carry = state.outcome in CARRIED
+    for group in list(state.groups.values()):
+        if group.stage == "trained":
+            continue
+        keep = carry and group.purpose == "train"
+        for rollout in group.rollouts:
+            if keep:
+                ctx.settle(rollout, "carried")
+            elif rollout.station == "lost":
+                ctx.settle(rollout, rollouts.fate_of_loss(rollout))
+            else:
+                ctx.settle(rollout, "unused" if rollout.station in ("scored", "queued") else "stopped")
+        if keep:
+            group.carried = True
+        else:
+            ctx.drop_group(group)
+    state.phase = "finished"
+    state.deadlines.clear()
+    state.sandboxes.clear()
+    ctx.ask(Finish(state.outcome, state.message, state.failed))
+
+
+def _waiting(ctx: Context) -> bool:
+    """Whether the end still waits for a rollout, the trainer, a sandbox or the last evaluation."""
+    state = ctx.state
+    if (
+        state.trainer != "idle"
+        or state.sandboxes
+        or (state.trainer_joined and max(state.saved_step, 0) < state.step)
+    ):
+        return True
+    if state.eval is not None or (state.eval_wanted >= 0 and state.replicas):
+        return True
+    return any(
+        group.stage in ("requested", "signalling")
+        or (group.stage == "running" and any(r.station not in ("scored", "lost") for r in group.rollouts))
+        for group in state.groups.values()
+    )

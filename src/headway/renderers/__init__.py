@@ -1,0 +1,1 @@
+"""Chat templates, token extension over turns, and the recorder of what was sampled. No torch."""

@@ -1,0 +1,142 @@
+"""From messages to token ids, turn by turn, without ever touching what was sampled.
+
+Invariant: the ids of a conversation are the first prompt, then for each answer the sampled ids exactly as
+they were sampled, then the extension. An answer is never decoded and encoded again. The extension is the
+text that the chat template puts after an answer, found by rendering a sentinel in the answer's place; so
+the joined ids are those of the whole conversation's template wherever decode and encode are inverse, and
+stay the sampled ones where they are not.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from tokenizers import Tokenizer
+
+from headway.core.errors import ModelError
+from headway.core.records import TOKENS, Message
+from headway.renderers.template import ChatTemplate, find_template
+
+_SENTINEL = "\u2060HEADWAY-ANSWER\u2060"
+
+
+class Renderer:
+    """A checkpoint's tokenizer and chat template.
+
+    Raises ModelError when the folder has no tokenizer.json or no chat template.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        path = model_dir / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(
+                f"the model in {model_dir} has no tokenizer.json",
+                remedy="The download may be incomplete; fetch the model again",
+            )
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise ModelError(
+                f"{path} cannot be read: {error}", remedy="It may be half-downloaded; fetch the model again"
+            ) from error
+        config = _read_json(model_dir / "tokenizer_config.json")
+        special = _special_tokens(_read_json(model_dir / "special_tokens_map.json") | config)
+        self._template = ChatTemplate(find_template(model_dir, config), special, model_dir)
+        self._stop_ids = self._find_stop_ids(model_dir, special)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer, each a part of it when sampled: end of text and end of turn, sorted."""
+        return self._stop_ids
+
+    def first_prompt(self, messages: Sequence[Message]) -> array[int]:
+        """Return the ids that come before the first answer, [p]."""
+        return self._encode(self._template.render(messages, add_generation_prompt=True))
+
+    def extension(
+        self,
+        conversation: Sequence[Message],
+        answer_ids: array[int],
+        new_messages: Sequence[Message],
+    ) -> array[int]:
+        """Return the ids between the last answer's sampled ids and the next answer, [p].
+
+        `conversation` is every message so far, its last one the answer. When the policy sampled the token
+        that closes its turn, the extension does not repeat it; when it did not (a stop string, a length
+        limit), the extension starts with it.
+        """
+        before = [*conversation[:-1], Message("assistant", _SENTINEL)]
+        ids = self._encode(self._tail([*before, *new_messages], add_generation_prompt=True))
+        if ids and answer_ids and ids[0] == answer_ids[-1] and ids[0] in self._stop_ids:
+            del ids[0]
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text of `ids`; for reading, never to be encoded again."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+
+    def answer_text(self, ids: array[int]) -> str:
+        """Return the text of an answer without the token that ended it."""
+        return self.decode(ids[:-1] if ids and ids[-1] in self._stop_ids else ids)
+
+    def _encode(self, text: str) -> array[int]:
+        return array(TOKENS, self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _tail(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        head, found, tail = text.rpartition(_SENTINEL)
+        if not found or _SENTINEL in head:
+            raise ModelError("the chat template must show each answer exactly once, unchanged")
+        return tail
+
+    def _find_stop_ids(self, model_dir: Path, special: dict[str, str]) -> tuple[int, ...]:
+        found: set[int] = set()
+        for name in ("generation_config.json", "config.json"):
+            value = _read_json(model_dir / name).get("eos_token_id")
+            if isinstance(value, (int, list)):
+                found.update(cast("list[int]", value) if isinstance(value, list) else [value])
+        eos = self._tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
+        if eos is not None:
+            found.add(eos)
+        closing = self._closing_id()
+        if closing is not None:
+            found.add(closing)
+        if not found:
+            raise ModelError(
+                f"the model in {model_dir} names no token that ends an answer",
+                remedy="Set eos_token in tokenizer_config.json or eos_token_id in generation_config.json",
+            )
+        return tuple(sorted(found))
+
+    def _closing_id(self) -> int | None:
+        """The special token that the template puts right after an answer, if it is one."""
+        messages = [Message("user", "."), Message("assistant", _SENTINEL)]
+        ids = self._encode(self._tail(messages, add_generation_prompt=False))
+        added = self._tokenizer.get_added_tokens_decoder()
+        return ids[0] if ids and ids[0] in added and added[ids[0]].special else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ModelError(
+            f"{path} is not valid JSON: {error}", remedy="It may be half-downloaded; fetch the model again"
+        ) from error
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Return `bos_token`, `eos_token`, ... by name; entries are strings or objects with `content`."""
+    tokens: dict[str, str] = {}
+    for name, entry in config.items():
+        if name.endswith("_token"):
+            content = entry.get("content") if isinstance(entry, dict) else entry  # pyright: ignore
+            if isinstance(content, str):
+                tokens[name] = content
+    return tokens

@@ -1,0 +1,123 @@
+"""The turn recorder: what was put before each answer, what was sampled, and which of it is trained.
+
+Turns form a tree; each root-to-leaf branch becomes one TrainingSample. Invariants: sampled ids enter the
+samples byte for byte; ids that the environment or the template wrote have mask 0; a turn that branches
+share is trainable in the first branch only.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from headway.core.records import (
+    FLAGS,
+    FLOATS,
+    TOKENS,
+    Message,
+    TrainingSample,
+    Turn,
+    VersionSpan,
+    merge_spans,
+)
+
+
+class TurnRecorder:
+    """Builds the tree of one rollout's turns, and the transcript that people read."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.transcript: list[dict[str, Any]] = []
+
+    def add(self, turn: Turn) -> int:
+        """Append a turn whose parent is already there; return its index."""
+        if not -1 <= turn.parent < len(self.turns):
+            raise ValueError(f"turn {len(self.turns)} names parent {turn.parent}, which does not exist")
+        if not len(turn.token_ids) == len(turn.logprobs) == sum(span.num_tokens for span in turn.spans):
+            raise ValueError("a turn's ids, log-probs and version spans must have one length")
+        self.turns.append(turn)
+        return len(self.turns) - 1
+
+    def note(self, message: Message, **facts: Any) -> None:
+        """Append a message to the transcript."""
+        self.transcript.append({"role": message.role, "content": message.content, **facts})
+
+    def context(self, index: int) -> array[int]:
+        """Return all ids from the root up to and including turn `index`; -1 is empty."""
+        ids: array[int] = array(TOKENS)
+        for at in self._path(index):
+            ids.extend(self.turns[at].prompt_ids)
+            ids.extend(self.turns[at].token_ids)
+        return ids
+
+    def samples(self) -> list[TrainingSample]:
+        """Return one sample a branch, in the order of their leaves."""
+        parents = {turn.parent for turn in self.turns}
+        trained: set[int] = set()
+        samples: list[TrainingSample] = []
+        for leaf in range(len(self.turns)):
+            if leaf in parents:
+                continue
+            path = self._path(leaf)
+            samples.append(self._sample(path, trained))
+            trained.update(path)
+        return samples
+
+    def spans(self) -> tuple[VersionSpan, ...]:
+        """Return the version spans of all trainable tokens, in the order of `samples`."""
+        return tuple(merge_spans([span for sample in self.samples() for span in sample.spans]))
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(len(turn.token_ids) for turn in self.turns)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens that the environment and the template wrote."""
+        return sum(len(turn.prompt_ids) for turn in self.turns)
+
+    def _path(self, index: int) -> list[int]:
+        path: list[int] = []
+        while index >= 0:
+            path.append(index)
+            index = self.turns[index].parent
+        return path[::-1]
+
+    def _sample(self, path: list[int], trained: set[int]) -> TrainingSample:
+        ids: array[int] = array(TOKENS)
+        trainable: array[int] = array(FLAGS)
+        logprobs: array[float] = array(FLOATS)
+        spans: list[VersionSpan] = []
+        for at in path:
+            turn = self.turns[at]
+            counts = at not in trained
+            num_prompt, num_sampled = len(turn.prompt_ids), len(turn.token_ids)
+            ids.extend(turn.prompt_ids)
+            ids.extend(turn.token_ids)
+            trainable.extend([0] * num_prompt + [int(counts)] * num_sampled)
+            logprobs.extend([0.0] * num_prompt)
+            logprobs.extend(turn.logprobs if counts else [0.0] * num_sampled)
+            if counts:
+                spans += turn.spans
+        return TrainingSample(ids, trainable, logprobs, merge_spans(spans), self.turns[path[0]].temperature)
+
+
+class Piece(NamedTuple):
+    """A run of neighbouring tokens that are all trained or all masked."""
+
+    text: str
+    trained: bool
+    num_tokens: int
+
+
+def pieces(sample: TrainingSample, decode: Callable[[Sequence[int]], str]) -> list[Piece]:
+    """Cut a sample where the mask changes, for printing."""
+    found: list[Piece] = []
+    start = 0
+    for at in range(1, len(sample.trainable) + 1):
+        if at == len(sample.trainable) or sample.trainable[at] != sample.trainable[start]:
+            found.append(Piece(decode(sample.token_ids[start:at]), bool(sample.trainable[start]), at - start))
+            start = at
+    return found

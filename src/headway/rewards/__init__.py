@@ -1,0 +1,1 @@
+"""Rewards: verifiers, and the rule that a score is a finite number."""

@@ -1,0 +1,1 @@
+"""Wiring: the live driver, local worker processes, run directories. The only place that builds parts."""

@@ -1,0 +1,151 @@
+"""The crew: worker processes, their connections, their deaths.
+
+Starts the generators, the trainer and the environment workers, and turns what they say into events for the
+driver's inbox. Each worker has one reader; it waits for the worker's next message, at most `lost_after_s`.
+A worker that dies, or falls silent, becomes a WorkerLost event with its original error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.core.errors import HeadwayError
+from headway.core.events import Event, WorkerLost
+from headway.runtime.job import Job
+from headway.runtime.wire import Link, socket_pair
+
+if TYPE_CHECKING:
+    import socket
+
+_LOG_TAIL_BYTES = 2000
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker process."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    link: Link
+    log: Path
+    stopping: bool = False
+
+
+@dataclass(slots=True)
+class Death:
+    """The first worker that died unasked, and why."""
+
+    job: Job
+    error: HeadwayError | None  # what it raised, when that was one of ours
+    cause: str  # one line
+    trace: str  # its traceback, or the end of its log
+
+
+@dataclass(slots=True)
+class Crew:
+    """All worker processes of one life of a run."""
+
+    emit: Callable[[Event], None]
+    workers: list[Worker] = field(default_factory=list[Worker])
+    death: Death | None = None
+
+    async def start(self, job: Job, ends: list[socket.socket]) -> Worker:
+        """Start one worker; `ends` are the sockets that its links name by number."""
+        ours, theirs = socket_pair()
+        log = job.run_dir / "logs" / f"{job.name}.log"
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(job.threads),
+            "OMP_WAIT_POLICY": "PASSIVE",  # a spinning thread steals its core from the others
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONUNBUFFERED": "1",
+        }
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "headway.runtime.worker", str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno(), *(end.fileno() for end in ends)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+            )
+        for end in (theirs, *ends):
+            end.close()
+        worker = Worker(job, process, await Link.over(ours), log)
+        worker.link.send("job", job)
+        self.workers.append(worker)
+        return worker
+
+    async def listen(self, worker: Worker) -> None:
+        """Turn one worker's messages into events until it ends."""
+        limit_s = worker.job.config.run.lost_after_s
+        told: tuple[HeadwayError | None, str, str] | None = None
+        silent = False
+        while True:
+            try:
+                async with asyncio.timeout(limit_s):
+                    message = await worker.link.receive()
+            except TimeoutError:
+                silent = True
+                break
+            if message is None:
+                break
+            if message[0] == "event":
+                self.emit(message[1])
+            elif message[0] == "died":
+                told = message[1:]
+        if worker.stopping:
+            return
+        if silent:
+            cause = f"it said nothing for {limit_s:g} s (run.lost_after_s): its event loop is blocked"
+            death = Death(worker.job, None, cause, _tail(worker.log))
+        elif told is not None:
+            death = Death(worker.job, *told)
+        else:
+            code = await asyncio.to_thread(worker.process.wait)
+            death = Death(worker.job, None, _exit_text(code), _tail(worker.log))
+        if self.death is None:
+            self.death = death
+        self.emit(WorkerLost(worker.job.role, worker.job.name, death.cause))
+
+    async def stop(self, grace_s: float) -> None:
+        """Let every worker leave; end those that do not within `grace_s` seconds."""
+        for worker in self.workers:
+            worker.stopping = True
+            worker.link.send("stop")
+        for worker in self.workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(worker.process.wait, grace_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """End every worker at once."""
+        for worker in self.workers:
+            worker.stopping = True
+            if worker.process.poll() is None:
+                worker.process.kill()
+        for worker in self.workers:
+            worker.process.wait()
+            worker.link.close()
+
+
+def _exit_text(code: int) -> str:
+    if code >= 0:
+        return f"it exited with code {code}"
+    name = signal.Signals(-code).name
+    hint = "; the system may be out of memory" if -code == signal.SIGKILL else ""
+    return f"it was ended by {name}{hint}"
+
+
+def _tail(log: Path) -> str:
+    data = log.read_bytes()[-_LOG_TAIL_BYTES:]
+    return data.decode(errors="replace")

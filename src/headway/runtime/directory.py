@@ -1,0 +1,110 @@
+"""A run directory: resolved config, journal, payloads, checkpoints, logs and a summary.
+
+runs/quickstart/
+config.toml       every setting as it was resolved
+journal.jsonl     every event, command and note; all metrics derive from it
+payloads/         tokens of finished rollouts
+checkpoints/      the trainer's checkpoints and the scheduler's snapshots
+weights/          the newest published versions
+logs/             what each worker process wrote
+summary.json      the report's metrics, written at the end
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import RunDirectoryError
+
+CONFIG, JOURNAL, SUMMARY, LOCK = "config.toml", "journal.jsonl", "summary.json", "pid"
+
+
+def create(parent: Path, name: str) -> Path:
+    """Make a new run directory and return it.
+
+    Raises RunDirectoryError when it exists already or cannot be made.
+    """
+    path = parent / name
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+        for folder in ("payloads", "checkpoints", "weights", "logs"):
+            (path / folder).mkdir()
+    except FileExistsError as error:
+        raise RunDirectoryError(
+            f"the run directory {path} exists already",
+            remedy=f"Continue it with `headway resume {path}`, or choose another name with run.name=NAME.",
+            key="run.name",
+        ) from error
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {path} cannot be made: {error.strerror}",
+            remedy="Choose a writable place with run.dir=DIRECTORY.",
+            key="run.dir",
+        ) from error
+    return path
+
+
+def free_name(parent: Path, name: str) -> str:
+    """Return `name`, or `name-2`, `name-3`, ... where that exists already."""
+    if not (parent / name).exists():
+        return name
+    number = 2
+    while (parent / f"{name}-{number}").exists():
+        number += 1
+    return f"{name}-{number}"
+
+
+def claim(path: Path) -> None:
+    """Note that this process drives the run; RunDirectoryError when another one does."""
+    lock = path / LOCK
+    if lock.exists():
+        pid = int(lock.read_text() or 0)
+        if pid and pid != os.getpid() and Path(f"/proc/{pid}").exists() and _drives(pid, path):
+            raise RunDirectoryError(f"process {pid} is still running the run {path}", remedy="Stop it first.")
+    lock.write_text(str(os.getpid()))
+
+
+def release(path: Path) -> None:
+    """Take back `claim`."""
+    (path / LOCK).unlink(missing_ok=True)
+
+
+def _drives(pid: int, path: Path) -> bool:
+    try:
+        return "headway" in Path(f"/proc/{pid}/cmdline").read_text() or path.name in os.readlink(
+            f"/proc/{pid}/cwd"
+        )
+    except OSError:
+        return False
+
+
+def write_summary(path: Path, summary: dict[str, Any]) -> None:
+    """Write the summary, whole or not at all."""
+    temporary = path / f"{SUMMARY}.new"
+    temporary.write_text(json.dumps(summary, indent=2) + "\n")
+    temporary.replace(path / SUMMARY)
+
+
+def code_version() -> str:
+    """Return the git commit of the code that runs, with + when it was changed since; "" when unknown."""
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no", "--", "."],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return f"{commit}+" if changed else commit

@@ -1,0 +1,137 @@
+"""An environment worker's process: rollouts as coroutines, their sandboxes, and the verifiers.
+
+Consumes commands from the driver; asks the generators for tokens over direct connections; writes payloads
+to its own file. Its events go to the driver. When the driver says stop, every rollout is cancelled and
+every sandbox ended before the process leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+from headway.core.commands import (
+    Cancel,
+    GrantSandbox,
+    ReleaseSandbox,
+    RequestTask,
+    Score,
+    StartRollout,
+)
+from headway.core.errors import EnvironmentSetupError
+from headway.core.events import CommandRefused, WorkerJoined
+from headway.core.payload import PayloadWriter
+from headway.core.protocols import EngineCapabilities, Environment
+from headway.core.records import Message
+from headway.environments.conversation import GenerationLimits
+from headway.environments.host import HostSettings, RolloutHost
+from headway.environments.registry import build
+from headway.renderers.chat import Renderer
+from headway.runtime.engine_client import RemoteEngine
+from headway.runtime.job import Job, payload_dir
+from headway.runtime.tasks import make, offer
+from headway.runtime.wire import Link
+from headway.sandbox.bubblewrap import BubblewrapProvider
+
+if TYPE_CHECKING:
+    from headway.config.compose import Config
+
+_PROMPTS_CHECKED = 8  # of each split, before anything is generated
+
+
+async def serve(job: Job, link: Link) -> None:
+    """Build the environment, then run rollouts until told to stop."""
+    config = job.config
+    environment = build(config.environment.name, config.environment.args, seed=config.run.seed)
+    renderer = Renderer(job.model_dir)
+    check_prompts(environment, renderer, config)
+    provider = BubblewrapProvider(config.sandbox)
+    if environment.needs_sandbox:
+        await provider.preflight()
+    engines: dict[str, RemoteEngine] = {}
+    for replica, fd in job.links:
+        peer = await Link.over(socket.socket(fileno=fd))
+        engines[replica] = RemoteEngine(peer, replica, expected_capabilities(config))
+    payloads = PayloadWriter(payload_dir(job.run_dir), f"{job.name}.{job.lineage}.bin")
+    host = RolloutHost(
+        environment=environment,
+        engines=engines,
+        renderer=renderer,
+        provider=provider,
+        payloads=payloads,
+        payload_dir=payload_dir(job.run_dir),
+        emit=lambda event: link.send("event", event),
+        limits=generation_limits(config),
+        run_id=job.run_id,
+        settings=HostSettings(config.reward.timeout_s, config.environment.cancel_grace_s),
+    )
+    link.send("event", WorkerJoined("environment", job.name))
+    async with asyncio.TaskGroup() as tasks:
+        readers = [tasks.create_task(engine.run()) for engine in engines.values()]
+        running = tasks.create_task(host.run())
+        while (message := await link.receive()) is not None and message[0] != "stop":
+            if message[0] == "command":
+                _obey(environment, host, link, message[1])
+        host.close()
+        await running
+        for reader in readers:
+            reader.cancel()
+    payloads.close()
+
+
+def _obey(environment: Environment, host: RolloutHost, link: Link, command: object) -> None:
+    match command:
+        case RequestTask():
+            try:
+                link.send("event", offer(environment, command))
+            except Exception as error:
+                text = f"environment {environment.name} raised {type(error).__name__}: {error}"
+                target = f"{command.split}/{command.index}"
+                link.send("event", CommandRefused("RequestTask", target, text))
+        case StartRollout():
+            host.start(command, make(environment, command.task_id))
+        case Score():
+            host.score(command, make(environment, command.task_id))
+        case Cancel():
+            host.cancel(command)
+        case GrantSandbox():
+            host.grant(command)
+        case ReleaseSandbox():
+            host.release(command)
+        case _:
+            raise TypeError(f"an environment worker cannot {type(command).__name__}")
+
+
+def generation_limits(config: Config) -> GenerationLimits:
+    """Return what bounds an answer."""
+    settings = config.generator
+    return GenerationLimits(
+        settings.max_answer_tokens, settings.max_context_tokens, settings.top_p, settings.top_k
+    )
+
+
+def expected_capabilities(config: Config) -> EngineCapabilities:
+    """Return what the embedded engine offers under this configuration."""
+    settings = config.generator
+    return EngineCapabilities(
+        settings.max_running, settings.max_context_tokens, "sampling", True, True, False
+    )
+
+
+def check_prompts(environment: Environment, renderer: Renderer, config: Config) -> None:
+    """Raise EnvironmentSetupError when a first prompt leaves no room for an answer."""
+    limit = config.generator.max_context_tokens
+    system = [] if environment.system_prompt is None else [Message("system", environment.system_prompt)]
+    for split in ("train", "eval"):
+        size = environment.num_tasks(split)
+        for index in range(_PROMPTS_CHECKED if size is None else min(size, _PROMPTS_CHECKED)):
+            task = environment.task(split, index, None)
+            num_tokens = len(renderer.first_prompt([*system, *environment.prompt(task)]))
+            if num_tokens >= limit:
+                raise EnvironmentSetupError(
+                    f"the prompt of {split} task {index} of environment {environment.name} has {num_tokens} "
+                    f"tokens and leaves no room for an answer in a context of {limit}",
+                    remedy="Raise generator.max_context_tokens or make the tasks shorter (environment.args).",
+                    key="generator.max_context_tokens",
+                )

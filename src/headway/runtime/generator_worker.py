@@ -1,0 +1,105 @@
+"""A generator replica's process: the embedded engine, served to environment workers and to the driver.
+
+Consumes requests from environment workers over direct connections (tokens never pass through the driver),
+and ApplyVersion and thread counts from the driver. A request's answer goes back on the connection that it
+came from; when that connection closes, its requests are aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.core.events import ReplicaChanged, ReplicaJoined, VersionApplied
+from headway.core.protocols import Engine, GenerateRequest
+from headway.generator.engine import EmbeddedEngine
+from headway.runtime.wire import Link
+
+if TYPE_CHECKING:
+    from headway.config.compose import Config
+    from headway.core.commands import ApplyVersion
+    from headway.runtime.job import Job
+
+_STATS_EVERY_S = 5.0
+_EPOCH = 0
+
+
+async def serve(job: Job, link: Link) -> None:
+    """Load the model, then serve until told to stop."""
+    engine = await asyncio.to_thread(build_engine, job.model_dir, job.config, job.name, job.lineage)
+    engine.set_threads(job.threads)
+    link.send("event", ReplicaJoined(job.name, _EPOCH, job.lineage, 0, engine.capabilities().max_running))
+    async with asyncio.TaskGroup() as tasks:
+        helpers = [tasks.create_task(_serve_peer(engine, fd)) for _, fd in job.links]
+        helpers.append(tasks.create_task(_tell_load(engine, job.name, link)))
+        while (message := await link.receive()) is not None and message[0] != "stop":
+            if message[0] == "threads":
+                engine.set_threads(message[1])
+            else:
+                await _apply(engine, job.name, message[1], link)
+        for helper in helpers:
+            helper.cancel()
+    await engine.close()
+
+
+def build_engine(model_dir: Path, config: Config, replica: str, lineage: int) -> EmbeddedEngine:
+    """Load a checkpoint into an engine whose version 0 it is."""
+    from headway.models.load import load_causal_lm
+    from headway.renderers.chat import Renderer
+    from headway.weights.read import WeightReader
+
+    model = load_causal_lm(model_dir)
+    return EmbeddedEngine(
+        model,
+        model.config,
+        config.generator,
+        replica=replica,
+        decode_text=Renderer(model_dir).decode,
+        read_weights=WeightReader(model.state_dict()).read,
+        lineage=lineage,
+        number=0,
+    )
+
+
+async def _apply(engine: Engine, name: str, command: ApplyVersion, link: Link) -> None:
+    pause_s = await engine.apply(command.lineage, command.number, command.manifest, command.kv)
+    link.send("event", VersionApplied(name, _EPOCH, command.lineage, command.number, pause_s))
+
+
+async def _tell_load(engine: Engine, name: str, link: Link) -> None:
+    while True:
+        await asyncio.sleep(_STATS_EVERY_S)
+        load = engine.stats()
+        link.send(
+            "event",
+            ReplicaChanged(
+                name, _EPOCH, load.num_running, load.num_waiting, load.kv_used_fraction, load.tokens_per_s
+            ),
+        )
+
+
+async def _serve_peer(engine: Engine, fd: int) -> None:
+    peer = await Link.over(socket.socket(fileno=fd))
+    open_requests: set[str] = set()
+
+    async def answer(request: GenerateRequest) -> None:
+        open_requests.add(request.request_id)
+        async for chunk in engine.generate(request):
+            peer.send("chunk", request.request_id, chunk)
+        open_requests.discard(request.request_id)
+
+    async with asyncio.TaskGroup() as tasks:
+        while (message := await peer.receive()) is not None:
+            match message:
+                case ("generate", GenerateRequest() as request):
+                    tasks.create_task(answer(request))
+                case ("abort", ids):
+                    await engine.abort(ids)
+                case ("end_session", session):
+                    await engine.end_session(session)
+                case _:
+                    raise TypeError(f"unknown message {message[0]!r} from an environment worker")
+        await engine.abort(sorted(open_requests))
+    peer.close()

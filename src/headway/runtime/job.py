@@ -1,0 +1,38 @@
+"""What a worker process is told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from headway.config.compose import Config
+
+Role = Literal["generator", "trainer", "environment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One worker's part in a run."""
+
+    role: Role
+    name: str
+    config: Config
+    run_id: str  # labels sandboxes
+    run_dir: Path
+    model_dir: Path  # resolved and verified
+    weights_dir: Path
+    lineage: int
+    checkpoint: Path | None  # the trainer goes on from it
+    threads: int  # CPU threads to begin with
+    links: tuple[tuple[str, int], ...] = ()  # (peer, file descriptor) of direct connections to other workers
+
+
+def payload_dir(run_dir: Path) -> Path:
+    """Return where a run's payloads are."""
+    return run_dir / "payloads"
+
+
+def checkpoint_dir(run_dir: Path) -> Path:
+    """Return where a run's checkpoints are."""
+    return run_dir / "checkpoints"

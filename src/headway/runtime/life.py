@@ -1,0 +1,190 @@
+"""One life of a run: workers up, driver loop, workers down, whatever happens.
+
+Consumes a prepared run (`Prepared`). Ctrl-C once asks the scheduler to stop; twice ends at once. In either
+case no process and no sandbox is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.algorithms.advantages import advantage_function
+from headway.config.compose import Config
+from headway.core.clock import RunClock
+from headway.core.errors import HeadwayError, WorkerDiedError
+from headway.core.events import Event, StopAsked
+from headway.queue.scheduler import Scheduler
+from headway.runtime import directory, snapshots
+from headway.runtime.crew import Crew, Death
+from headway.runtime.job import Job, Role
+from headway.runtime.live import LiveDriver, Share, Threads
+from headway.runtime.wire import socket_pair
+from headway.sandbox.bubblewrap import BubblewrapProvider
+from headway.telemetry.journal_writer import JournalWriter
+from headway.telemetry.metrics import RunMetrics
+
+if TYPE_CHECKING:
+    import socket
+
+    from headway.core.commands import Finish
+
+GENERATOR = "generator0"
+EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+
+
+@dataclass(slots=True)
+class Prepared:
+    """Everything that one life starts from."""
+
+    config: Config
+    run_dir: Path
+    run_id: str
+    model_dir: Path
+    scheduler: Scheduler
+    journal: JournalWriter
+    metrics: RunMetrics
+    first: Event  # RunStarted or RunResumed
+    next_seq: int
+    clock_offset_s: float
+    lineage: int
+    checkpoint: Path | None
+    say: Callable[[str], None]
+
+
+def live(prepared: Prepared) -> int:
+    """Run one life to its end and return the command's exit code."""
+    directory.claim(prepared.run_dir)
+    weights_dir = _weights_dir(prepared)
+    try:
+        finish, death = asyncio.run(_Life(prepared, weights_dir).run())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        prepared.say("stopped at once; `headway resume` goes on from the last checkpoint")
+        return EXIT_INTERRUPTED
+    finally:
+        asyncio.run(BubblewrapProvider(prepared.config.sandbox).reap(prepared.run_id))
+        if weights_dir.parent != prepared.run_dir:
+            shutil.rmtree(weights_dir, ignore_errors=True)
+        prepared.journal.close()
+        directory.write_summary(prepared.run_dir, prepared.metrics.summary())
+        directory.release(prepared.run_dir)
+    if death is not None:
+        raise _original(death)
+    if finish.failed:
+        prepared.say(f"error: {finish.message}")
+        return EXIT_FAILED
+    return EXIT_INTERRUPTED if finish.outcome == "interrupted" else EXIT_OK
+
+
+def _original(death: Death) -> HeadwayError:
+    """Return the dead worker's own error, with its traceback as the text of an internal one."""
+    if death.error is not None:
+        return death.error
+    name = f"{death.job.role} worker {death.job.name}"
+    return WorkerDiedError(f"{name} died: {death.cause}\n--- its last words ---\n{death.trace.rstrip()}")
+
+
+def _weights_dir(prepared: Prepared) -> Path:
+    """Return where versions are handed over: shared memory where there is some, else the run directory."""
+    shared = Path("/dev/shm")
+    if shared.is_dir() and os.access(shared, os.W_OK):
+        return Path(tempfile.mkdtemp(prefix="headway-weights-", dir=shared))
+    return prepared.run_dir / "weights"
+
+
+class _Life:
+    def __init__(self, prepared: Prepared, weights_dir: Path) -> None:
+        self._prepared = prepared
+        self._weights_dir = weights_dir
+        self._threads = divide_cores(prepared.config)
+        self._stops_asked = 0
+
+    async def run(self) -> tuple[Finish, Death | None]:
+        prepared = self._prepared
+        driver = LiveDriver(
+            prepared.scheduler,
+            prepared.journal,
+            RunClock(prepared.clock_offset_s),
+            prepared.metrics,
+            next_seq=prepared.next_seq,
+            advantages=advantage_function(prepared.config.algorithm),
+            threads=self._threads,
+            save_snapshot=lambda step, seq: snapshots.write(prepared.run_dir, prepared.scheduler, step, seq),
+            say=prepared.say,
+        )
+        crew = Crew(driver.inbox.put_nowait)
+        self._watch_signals(driver)
+        try:
+            await self._start_crew(crew, driver)
+            async with asyncio.TaskGroup() as tasks:
+                for worker in crew.workers:
+                    tasks.create_task(crew.listen(worker))
+                finish = await driver.run(prepared.first)
+                await crew.stop(prepared.config.run.exit_timeout_s)
+        finally:
+            crew.kill()
+        return finish, crew.death if finish.failed else None
+
+    def _watch_signals(self, driver: LiveDriver) -> None:
+        loop = asyncio.get_running_loop()
+        main = asyncio.current_task()
+
+        def asked(name: str) -> None:
+            self._stops_asked += 1
+            if self._stops_asked > 1 and main is not None:
+                main.cancel()
+                return
+            self._prepared.say(f"{name}: finishing the step, then saving; once more ends at once")
+            driver.inbox.put_nowait(StopAsked(name))
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, asked, number.name)
+
+    async def _start_crew(self, crew: Crew, driver: LiveDriver) -> None:
+        environments = [f"environment{index}" for index in range(self._prepared.config.environment.workers)]
+        pairs = {name: socket_pair() for name in environments}
+        links = tuple((name, pair[0].fileno()) for name, pair in pairs.items())
+        generator = self._job("generator", GENERATOR, links, self._threads.generator.alone)
+        await self._start(crew, driver, generator, [pair[0] for pair in pairs.values()])
+        await self._start(crew, driver, self._job("trainer", "trainer", (), self._threads.trainer.alone), [])
+        for name, pair in pairs.items():
+            job = self._job("environment", name, ((GENERATOR, pair[1].fileno()),), 1)
+            await self._start(crew, driver, job, [pair[1]])
+
+    async def _start(self, crew: Crew, driver: LiveDriver, job: Job, ends: list[socket.socket]) -> None:
+        worker = await crew.start(job, ends)
+        driver.connect(job.role, job.name, worker.link)
+
+    def _job(self, role: Role, name: str, links: tuple[tuple[str, int], ...], threads: int) -> Job:
+        prepared = self._prepared
+        return Job(
+            role=role,
+            name=name,
+            config=prepared.config,
+            run_id=prepared.run_id,
+            run_dir=prepared.run_dir.absolute(),
+            model_dir=prepared.model_dir,
+            weights_dir=self._weights_dir,
+            lineage=prepared.lineage,
+            checkpoint=prepared.checkpoint,
+            threads=threads,
+            links=links,
+        )
+
+
+def divide_cores(config: Config) -> Threads:
+    """Divide the cores: half each while both sides compute, all for one while the other waits."""
+    cores = len(os.sched_getaffinity(0))
+    half = max(1, cores // 2)
+    fixed = config.generator.threads, config.trainer.threads
+    return Threads(
+        Share(fixed[0] or max(1, cores - half), fixed[0] or cores),
+        Share(fixed[1] or half, fixed[1] or cores),
+    )

@@ -1,0 +1,239 @@
+"""The live driver: what really happens becomes events, commands become messages.
+
+Consumes the inbox, which worker connections and signals fill; waits for the next event or for the time that
+the scheduler asked to be woken at. Each event is journalled with its commands before the commands run.
+It decides nothing: a command that it cannot carry out becomes CommandRefused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headway.core.clock import Clock, process_cpu_s, stopwatch
+from headway.core.commands import (
+    ApplyVersion,
+    Cancel,
+    Checkpoint,
+    Command,
+    Finish,
+    GrantSandbox,
+    Publish,
+    ReleaseSandbox,
+    RequestTask,
+    Score,
+    Signal,
+    StartRollout,
+    Train,
+    WakeAt,
+)
+from headway.core.events import (
+    CheckpointDone,
+    CommandRefused,
+    DeadlinePassed,
+    Event,
+    GroupSignal,
+    RolloutEnded,
+    RolloutFailed,
+    StepEnded,
+)
+from headway.telemetry.progress import Progress
+from headway.telemetry.records import Entry, Stat
+
+if TYPE_CHECKING:
+    from headway.queue.scheduler import Scheduler
+    from headway.runtime.wire import Link
+    from headway.telemetry.journal_writer import JournalWriter
+    from headway.telemetry.metrics import RunMetrics
+
+Advantages = Callable[[Sequence[float]], list[float]]
+
+_STAT_EVERY_S = 5.0
+_SYNC_EVERY_S = 1.0
+_TIME_DIGITS = 6  # times are rounded before the scheduler sees them, so that the journal holds them exactly
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """CPU threads of one side."""
+
+    together: int  # while both sides compute
+    alone: int  # while the other one waits
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """How the machine's cores are divided between the two sides."""
+
+    generator: Share
+    trainer: Share
+
+
+class LiveDriver:
+    """Drives one life of a run from its first event to Finish."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        journal: JournalWriter,
+        clock: Clock,
+        metrics: RunMetrics,
+        *,
+        next_seq: int,
+        advantages: Advantages,
+        threads: Threads,
+        save_snapshot: Callable[[int, int], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self.finish: Finish | None = None
+        self._scheduler = scheduler
+        self._journal = journal
+        self._clock = clock
+        self._metrics = metrics
+        self._progress = Progress(metrics)
+        self._seq = next_seq
+        self._advantages = advantages
+        self._threads = threads
+        self._save_snapshot = save_snapshot
+        self._say = say
+        self._links: dict[str, Link] = {}
+        self._environments: list[str] = []
+        self._owner: dict[str, str] = {}  # rollout -> environment worker
+        self._generating: set[str] = set()  # rollouts that may ask for tokens
+        self._training = False
+        self._given: tuple[int, int] = (0, 0)  # threads that generators and trainer were given last
+        self._wake_at_s: float | None = None
+        self._scheduler_s = 0.0
+        self._stat_at_s = 0.0
+        self._sync_at_s = 0.0
+
+    def connect(self, role: str, name: str, link: Link) -> None:
+        """Make a worker reachable."""
+        self._links[name] = link
+        if role == "environment":
+            self._environments.append(name)
+
+    async def run(self, first: Event) -> Finish:
+        """Handle events until Finish."""
+        self._handle(first)
+        while self.finish is None:
+            event = await self._next()
+            self._handle(event)
+        self._tick(force=True)
+        return self.finish
+
+    async def _next(self) -> Event:
+        """Return the next event, or DeadlinePassed at the time that the scheduler asked for."""
+        if self._wake_at_s is None:
+            return await self.inbox.get()
+        wait_s = self._wake_at_s - self._clock.now()
+        if wait_s > 0:
+            try:
+                async with asyncio.timeout(wait_s):
+                    return await self.inbox.get()
+            except TimeoutError:
+                pass
+        self._wake_at_s = None
+        return DeadlinePassed()
+
+    def _handle(self, event: Event) -> None:
+        began = stopwatch()
+        now = round(self._clock.now(), _TIME_DIGITS)
+        commands, notes = self._scheduler.handle(event, now)
+        self._scheduler_s += stopwatch() - began
+        self._journal.write_event(self._seq, now, event, commands, notes)
+        entry = Entry(self._seq, now, event, tuple(commands), tuple(notes))
+        self._seq += 1
+        if isinstance(event, CheckpointDone):
+            self._save_snapshot(event.step, entry.seq)
+            self._journal.sync()
+        for command in commands:
+            self._obey(command)
+        self._share_cores(event)
+        self._metrics.feed(entry)
+        for line in self._progress.after(entry):
+            self._say(line)
+        self._tick()
+
+    def _tick(self, *, force: bool = False) -> None:
+        now = self._clock.now()
+        if force or now >= self._sync_at_s:
+            self._sync_at_s = now + _SYNC_EVERY_S
+            self._journal.sync()
+        if force or now >= self._stat_at_s:
+            self._stat_at_s = now + _STAT_EVERY_S
+            values = {
+                "driver_cpu_s": process_cpu_s(),
+                "scheduler_s": self._scheduler_s,
+                "journal_s": self._journal.spent_s,
+            }
+            self._journal.write_stat(now, values)
+            self._metrics.feed(Stat(now, values))
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case WakeAt():
+                self._wake_at_s = command.at_s
+            case Finish():
+                self.finish = command
+            case RequestTask():
+                self._send(self._environments[command.request % len(self._environments)], command)
+            case StartRollout():
+                name = self._environments[int(command.group[1:]) % len(self._environments)]
+                self._owner[command.rollout] = name
+                self._generating.add(command.rollout)
+                self._send(name, command)
+            case Cancel() | GrantSandbox() | ReleaseSandbox() | Score():
+                self._send(self._owner.get(command.rollout, self._environments[0]), command)
+            case Signal():
+                self._signal(command)
+            case Train():
+                self._training = True
+                self._send("trainer", command)
+            case Publish() | Checkpoint():
+                self._send("trainer", command)
+            case ApplyVersion():
+                for name in command.replicas:
+                    self._send(name, command)
+            case _:
+                kind = type(command).__name__
+                self.inbox.put_nowait(CommandRefused(kind, "", "this driver does not know the command"))
+
+    def _send(self, name: str, command: Command) -> None:
+        self._links[name].send("command", command)
+
+    def _share_cores(self, event: Event) -> None:
+        """Give one side all cores while the other one has nothing to compute."""
+        match event:
+            case RolloutEnded() | RolloutFailed():
+                self._generating.discard(event.rollout)
+            case StepEnded():
+                self._training = False
+            case _:
+                pass
+        generator, trainer = self._threads.generator, self._threads.trainer
+        wanted = (
+            generator.together if self._training else generator.alone,
+            trainer.together if self._generating else trainer.alone,
+        )
+        if wanted == self._given or not self._scheduler.state.replicas:
+            return
+        self._given = wanted
+        for name in self._scheduler.state.replicas:
+            self._links[name].send("threads", wanted[0])
+        self._links["trainer"].send("threads", wanted[1])
+
+    def _signal(self, command: Signal) -> None:
+        """Call the advantage function; it may be a user's own."""
+        rewards = [reward for _, reward in command.rewards]
+        try:
+            values = self._advantages(rewards)
+        except Exception as error:
+            message = f"the advantage function raised {type(error).__name__}: {error}"
+            self.inbox.put_nowait(CommandRefused("Signal", command.group, message))
+            return
+        pairs = tuple((name, value) for (name, _), value in zip(command.rewards, values, strict=True))
+        self.inbox.put_nowait(GroupSignal(command.group, pairs))

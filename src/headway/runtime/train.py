@@ -1,0 +1,100 @@
+"""`headway train`: prepare a new run and live it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.config.show import write_config
+from headway.core.clock import wall_time
+from headway.core.codec import to_plain
+from headway.core.events import RunStarted
+from headway.models.checkpoint import resolve, verify
+from headway.models.load import model_facts
+from headway.queue.scheduler import Scheduler
+from headway.queue.settings import SchedulerSettings
+from headway.runtime import directory
+from headway.runtime.life import Prepared, live
+from headway.telemetry.header import new_header
+from headway.telemetry.journal_writer import JournalWriter
+from headway.telemetry.metrics import RunMetrics
+
+if TYPE_CHECKING:
+    from headway.config.compose import Config
+
+
+def train(config: Config, *, config_path: Path) -> int:
+    """Run a new run to its end; return the exit code.
+
+    Raises UserError for anything that the user can mend, before a process is started where possible.
+    """
+    name = config.run.name or config_path.stem
+    parent = Path(config.run.dir)
+    if not config.run.name:
+        name = directory.free_name(parent, name)
+    model_dir = resolve(config.model.path)
+    verify(model_dir)
+    run_dir = directory.create(parent, name)
+    say(f"run directory: {run_dir}")
+    write_config(config, run_dir / directory.CONFIG)
+    settings, facts, lora = scheduler_settings(config), model_facts(model_dir), config.trainer
+    header = new_header(
+        config=to_plain(config),
+        seed=config.run.seed,
+        queue=to_plain(settings),
+        code=directory.code_version(),
+        model=facts,
+        lora_params=None if lora.full else facts.lora_params(lora.lora_rank, lora.lora_targets),
+        usd_per_hour=config.run.usd_per_hour,
+        peak_flops_per_s=config.telemetry.peak_flops_per_s,
+    )
+    journal = JournalWriter(run_dir / directory.JOURNAL)
+    journal.write_header(header)
+    return live(
+        Prepared(
+            config=config,
+            run_dir=run_dir,
+            run_id=run_id(run_dir),
+            model_dir=model_dir,
+            scheduler=Scheduler(settings),
+            journal=journal,
+            metrics=RunMetrics(header),
+            first=RunStarted(),
+            next_seq=0,
+            clock_offset_s=0.0,
+            lineage=0,
+            checkpoint=None,
+            say=say,
+        )
+    )
+
+
+def say(line: str) -> None:
+    """Print one line at once."""
+    print(line, flush=True)
+
+
+def run_id(run_dir: Path) -> str:
+    """Return the label of this life's sandboxes; unique on this machine, and the same for reaping."""
+    return f"{run_dir.name}-{os.getpid()}-{int(wall_time())}"
+
+
+def scheduler_settings(config: Config) -> SchedulerSettings:
+    """Compose what the scheduler needs from the sections that users write."""
+    return SchedulerSettings(
+        queue=config.queue,
+        eval=config.eval,
+        stop=config.stop,
+        checkpoint=config.checkpoint,
+        deadlines=config.deadlines,
+        seed=config.run.seed,
+        temperature=config.generator.temperature,
+        kv=config.generator.kv_on_update,
+        rollout_timeout_s=config.environment.rollout_timeout_s,
+        score_timeout_s=config.reward.timeout_s,
+        max_score_tries=config.reward.max_tries,
+        num_environment_workers=config.environment.workers,
+        max_sandboxes=config.sandbox.max_live,
+        verify_sandboxes=max(1, config.sandbox.max_live // 4),
+    )

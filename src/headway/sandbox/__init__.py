@@ -1,0 +1,1 @@
+"""Sandboxes: contained machines that run what a model wrote, behind core's SandboxProvider."""

@@ -1,0 +1,222 @@
+"""The bubblewrap provider: namespaces without privileges, one process tree a command.
+
+A sandbox is a work folder on the host, mounted at /work; each command runs over it in fresh namespaces and
+takes every process it started down with it. Creating one costs nothing until the first command or file.
+Files of /work last as long as the sandbox; /tmp is empty again at each command.
+
+Folders lie at `<directory>/<run id>/<sandbox id>`, so that `reap` finds what a killed run left. Processes
+need no reaping: they die with the worker, by die-with-parent.
+
+Not promised: a memory limit over all processes, system-call filters, hidden host paths in
+/proc/self/mountinfo. The guarantees that hold are what `preflight` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from headway.core.errors import SandboxError, SandboxUnavailableError
+from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee
+from headway.sandbox import files
+from headway.sandbox.layout import SANDBOX_ENV, VIEW_TOOLS, Layout, find_bwrap
+from headway.sandbox.preflight import guarantees, unavailable
+from headway.sandbox.process import Limits, run_contained
+from headway.sandbox.settings import SandboxSettings
+
+
+class BubblewrapProvider:
+    """Makes sandboxes with bubblewrap. Use it from the main thread's event loop of a worker."""
+
+    def __init__(self, settings: SandboxSettings | None = None) -> None:
+        self._settings = settings or SandboxSettings()
+        self._live: dict[str, BubblewrapSandbox] = {}
+        self._layout: Layout | None = None
+
+    async def preflight(self) -> list[Guarantee]:
+        """Run one command and say what holds.
+
+        Raises SandboxUnavailableError with the remedy when no command can run.
+        """
+        layout = self.layout()
+        probe = BubblewrapSandbox("preflight", {"run": f"preflight-{os.getpid()}"}, self)
+        try:
+            result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
+        except SandboxError as error:
+            raise unavailable(error.rule) from error
+        finally:
+            await probe.terminate()
+        if result.stdout != "ok\n":
+            raise unavailable(result.stderr or f"python3 ended with {result.rc}")
+        return guarantees(pids=layout.drop_uid or os.geteuid() != 0)
+
+    async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> BubblewrapSandbox:
+        """Make a sandbox; label `run` names the run that `reap` would end it with."""
+        if sandbox_id in self._live:
+            raise SandboxError("a sandbox id must be new", value=sandbox_id)
+        if len(self._live) >= self._settings.max_live:
+            raise SandboxError(
+                "sandboxes that live at once must not exceed sandbox.max_live",
+                value=len(self._live) + 1,
+                remedy=f"max_live is {self._settings.max_live}; whoever grants sandboxes must keep to it",
+            )
+        sandbox = BubblewrapSandbox(sandbox_id, labels, self)
+        self._live[sandbox_id] = sandbox
+        return sandbox
+
+    async def list(self, labels: Mapping[str, str]) -> list[str]:
+        """Return ids of this provider's live sandboxes whose labels include these."""
+        return [
+            sandbox_id
+            for sandbox_id, sandbox in self._live.items()
+            if all(sandbox.labels.get(key) == value for key, value in labels.items())
+        ]
+
+    async def reap(self, run_id: str) -> int:
+        """End this process's sandboxes of a run and remove folders that a dead process left."""
+        ended = 0
+        for sandbox_id in await self.list({"run": run_id}):
+            await self._live[sandbox_id].terminate()
+            ended += 1
+        folder = self.root() / quote(run_id, safe="")
+        if folder.is_dir():
+            for orphan in os.listdir(folder):
+                await asyncio.to_thread(files.remove_tree, folder / orphan)
+                ended += 1
+            files.remove_tree(folder)
+        return ended
+
+    def forget(self, sandbox_id: str) -> None:
+        """Called by a sandbox that has ended."""
+        self._live.pop(sandbox_id, None)
+
+    def layout(self) -> Layout:
+        """Return how command lines are built on this machine."""
+        if self._layout is None:
+            if not hasattr(os, "pidfd_open"):
+                raise SandboxUnavailableError(
+                    "the bubblewrap sandbox needs Linux >= 5.3", remedy="Run on Linux, or in a Linux VM"
+                )
+            drop_uid = os.geteuid() == 0 and all(map(shutil.which, VIEW_TOOLS))
+            self._layout = Layout(find_bwrap(), self._settings, drop_uid)
+        return self._layout
+
+    def root(self) -> Path:
+        """Return the folder of all work folders, made and checked to be the caller's own."""
+        if self._settings.directory:
+            root = Path(self._settings.directory).expanduser()
+        else:
+            root = Path(tempfile.gettempdir()) / f"headway-sandboxes-{os.geteuid()}"
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            info = root.lstat()
+        except OSError as error:
+            raise SandboxError(f"the sandboxes' folder cannot be made: {error}", value=str(root)) from error
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+            raise SandboxError("the sandboxes' folder must be a folder of your own", value=str(root))
+        return root
+
+    @property
+    def settings(self) -> SandboxSettings:
+        """The limits of every sandbox."""
+        return self._settings
+
+
+class BubblewrapSandbox:
+    """One work folder and the commands that run over it, one at a time."""
+
+    def __init__(self, sandbox_id: str, labels: Mapping[str, str], provider: BubblewrapProvider) -> None:
+        self._id = sandbox_id
+        self.labels = dict(labels)
+        self._provider = provider
+        self._folder: Path | None = None
+        self._turn = asyncio.Lock()
+        self._terminated = False
+
+    @property
+    def id(self) -> str:
+        """The id that was chosen before creation."""
+        return self._id
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        limits: ExecLimits | None = None,
+    ) -> ExecResult:
+        """Run a command over the work folder; every process that it started ends with it.
+
+        Limits that are not given come from the settings. Raises SandboxError when it could not start.
+        """
+        settings = self._provider.settings
+        async with self._turn:
+            folder = self._work()
+            layout = self._provider.layout()
+            wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
+            return await run_contained(
+                lambda info_fd: layout.argv(list(argv), str(folder), info_fd),
+                SANDBOX_ENV | dict(env or {}),
+                stdin,
+                Limits(wanted.wall_s, wanted.output_bytes, settings.start_timeout_s),
+                lambda: self._over_quota(folder),
+            )
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file below /work."""
+        async with self._turn:
+            files.write_file(self._work(), path, data, self._provider.layout().owner)
+
+    async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
+        """Return at most the first `max_bytes` of a file below /work; links are never followed."""
+        async with self._turn:
+            return files.read_file(self._work(), path, max_bytes)
+
+    async def terminate(self) -> None:
+        """End the running command within a tenth of a second and remove the files; idempotent."""
+        self._terminated = True
+        async with self._turn:
+            if self._folder is not None:
+                await asyncio.to_thread(files.remove_tree, self._folder)
+                with contextlib.suppress(OSError):  # the run's other sandboxes are still in it
+                    self._folder.parent.rmdir()
+                self._folder = None
+        self._provider.forget(self._id)
+
+    def _work(self) -> Path:
+        """Return the work folder, made at first use."""
+        if self._terminated:
+            raise SandboxError("a terminated sandbox cannot be used", value=self._id)
+        if self._folder is None:
+            folder = (
+                self._provider.root()
+                / quote(self.labels.get("run", "none"), safe="")
+                / quote(self._id, safe="")
+            )
+            owner = self._provider.layout().owner
+            try:
+                folder.mkdir(mode=0o700, parents=True)
+                if owner is not None:
+                    os.chown(folder, owner, owner)
+            except OSError as error:
+                raise SandboxError(f"a work folder cannot be made: {error}", value=str(folder)) from error
+            self._folder = folder
+        return self._folder
+
+    def _over_quota(self, folder: Path) -> Cause | None:
+        if self._terminated:
+            return "killed"
+        settings = self._provider.settings
+        max_bytes = settings.work_mb << 20
+        num_bytes, num_files = files.usage(folder, max_bytes, settings.max_files)
+        if num_bytes > max_bytes:
+            return "disk"
+        return "inodes" if num_files > settings.max_files else None

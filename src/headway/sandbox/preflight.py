@@ -1,0 +1,61 @@
+"""What this machine can promise, and why not when it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.core.errors import SandboxUnavailableError
+from headway.core.protocols import Guarantee
+
+_SWITCHES = (
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),
+    ("kernel/unprivileged_userns_clone", "0", "1"),
+    ("user/max_user_namespaces", "0", "15000"),
+)
+
+
+def read_sysctl(name: str) -> str | None:
+    """Return a kernel setting such as `user/max_user_namespaces`, None where it does not exist."""
+    try:
+        return Path("/proc/sys", name).read_text().strip()
+    except OSError:
+        return None
+
+
+def unavailable(said: str, sysctl: Callable[[str], str | None] = read_sysctl) -> SandboxUnavailableError:
+    """Turn what bubblewrap said into an error that names the kernel setting to change."""
+    for name, blocking, wanted in _SWITCHES:
+        if sysctl(name) == blocking:
+            key = name.replace("/", ".")
+            return SandboxUnavailableError(
+                f"the sandbox needs user namespaces, and the kernel setting {key} is {blocking}: {said}",
+                remedy=f"Run `sudo sysctl -w {key}={wanted}` (and put it into /etc/sysctl.d to keep it)",
+            )
+    return SandboxUnavailableError(
+        f"the sandbox needs Linux namespaces (user, pid, mount, network), and could not make them: {said}",
+        remedy="In a container, allow them (`docker run --security-opt seccomp=unconfined "
+        "--security-opt apparmor=unconfined --security-opt systempaths=unconfined`), or run on the host",
+    )
+
+
+def guarantees(*, pids: bool) -> list[Guarantee]:
+    """Return what bubblewrap and resource limits give; `pids` says whether the process limit holds."""
+    cgroups = (
+        "a memory limit for the whole sandbox needs a delegated cgroup v2, which this provider does not use"
+    )
+    return [
+        Guarantee("network", "enforced"),
+        Guarantee("host_files", "enforced"),
+        Guarantee("environment", "enforced"),
+        Guarantee("wall", "enforced"),
+        Guarantee("output", "enforced"),
+        Guarantee("nested_namespaces", "enforced"),
+        Guarantee("file_size", "enforced"),
+        Guarantee("memory", "best-effort", f"the limit holds for each process; {cgroups}"),
+        Guarantee("cpu", "best-effort", "the limit holds for each process; the wall limit bounds the sum"),
+        Guarantee("disk", "best-effort", "/tmp has a size; the work folder is looked at ten times a second"),
+        Guarantee("pids", "enforced")
+        if pids
+        else Guarantee("pids", "absent", "Install util-linux (unshare, setpriv, mount), or run as an ordinary user"),
+    ]

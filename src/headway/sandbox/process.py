@@ -1,0 +1,288 @@
+"""One contained command: started, fed, watched and ended.
+
+Consumes the pipes of one bubblewrap process tree. Waits for READY (until `start_timeout_s`), then for the
+first of: the program's exit, the wall limit, a flood of output, a breach of the work folder's quota, or
+cancellation of the caller. Whatever comes first kills the whole pid namespace; the wait for its end is
+bounded by `_GONE_S`. Nothing in here reads without a bound, and a program that keeps stdout open cannot
+hold the call, because the namespace dies with its first program.
+
+Processes are created by the event loop's own thread. It must be one that lives as long as the worker:
+bubblewrap's die-with-parent fires when the creating thread ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from headway.core.clock import stopwatch
+from headway.core.errors import SandboxError
+from headway.core.protocols import Cause, ExecResult
+from headway.sandbox.layout import READY
+
+_FLOOD_FACTOR = 64  # output beyond this many times the limit ends the program
+_POLL_S = 0.1  # between two looks at the work folder
+_GONE_S = 5.0  # for a killed namespace to be gone
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the controller itself enforces; the rest are resource limits of the program."""
+
+    wall_s: float
+    output_bytes: int
+    start_timeout_s: float
+
+
+class _Collector:
+    """Keeps the first bytes of a pipe, counts the rest, and tells when it ends."""
+
+    def __init__(self, fd: int, limit: int, on_flood: Callable[[], None], first_line: bytes = b"") -> None:
+        self._fd = fd
+        self._limit = limit
+        self._on_flood = on_flood
+        self._first_line = first_line
+        self._total = 0
+        self._data = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[bool] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            self.close()
+            return
+        self._total += len(data)
+        self._data += data[: max(0, self._limit + len(self._first_line) - len(self._data))]
+        if not self.ready.done() and len(self._data) >= len(self._first_line):
+            self.ready.set_result(self._data.startswith(self._first_line))
+            del self._data[: len(self._first_line)]
+            self._total -= len(self._first_line)
+            self._first_line = b""
+        if self._total > self._limit * _FLOOD_FACTOR:
+            self._on_flood()
+
+    def close(self) -> None:
+        """Read no more; idempotent."""
+        self._loop.remove_reader(self._fd)
+        if not self.ready.done():
+            self.ready.set_result(False)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    @property
+    def truncated(self) -> bool:
+        return self._total > self._limit
+
+    def text(self) -> str:
+        return self._data.decode(errors="replace")
+
+
+async def run_contained(
+    argv: Callable[[int], Sequence[str]],
+    env: Mapping[str, str],
+    stdin: bytes,
+    limits: Limits,
+    over_quota: Callable[[], Cause | None],
+) -> ExecResult:
+    """Run one command line made by `argv(info_fd)` and return how it ended.
+
+    `over_quota` is asked ten times a second and once at the end whether the work folder breaks a limit.
+    Raises SandboxError when the program never started. Cancelling kills every process.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        tree = _Tree(argv, env, limits, stack)
+        try:
+            await tree.start()
+            began = stopwatch()
+            ended_by = await tree.wait(stdin, limits.wall_s, over_quota)
+            wall_s = stopwatch() - began
+        finally:
+            await tree.end()
+    if ended_by == "exit":
+        ended_by = over_quota() or "exit"
+    return tree.result(ended_by, wall_s)
+
+
+class _Tree:
+    """The process tree of one command and its pipes."""
+
+    def __init__(
+        self,
+        argv: Callable[[int], Sequence[str]],
+        env: Mapping[str, str],
+        limits: Limits,
+        stack: contextlib.AsyncExitStack,
+    ) -> None:
+        self._limits = limits
+        self._stack = stack
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[Cause] = self._loop.create_future()
+        self._init_fd: int | None = None  # pidfd of the sandbox's pid 1
+        info_read, info_write = os.pipe()
+        stack.callback(os.close, info_read)
+        self._info = info_read
+        try:
+            # Its own session: a Ctrl-C at the terminal is for the controller, not for sandboxes.
+            self._process = subprocess.Popen(
+                argv(info_write),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(info_write,),
+                env=dict(env),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SandboxError(f"the sandbox's process could not be created: {error}") from error
+        finally:
+            os.close(info_write)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            stack.callback(pipe.close)
+        self._exit_fd = os.pidfd_open(self._process.pid)
+        stack.callback(os.close, self._exit_fd)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._out = _Collector(self._process.stdout.fileno(), limits.output_bytes, self._flood, READY)
+        self._err = _Collector(self._process.stderr.fileno(), limits.output_bytes, self._flood)
+        stack.callback(self._out.close)
+        stack.callback(self._err.close)
+
+    def _settle(self, cause: Cause) -> None:
+        if not self._over.done():
+            self._over.set_result(cause)
+
+    def _flood(self) -> None:
+        self._settle("output")
+
+    async def start(self) -> None:
+        """Wait until the limits are set and the program could begin."""
+        try:
+            async with asyncio.timeout(self._limits.start_timeout_s):
+                ready = await self._out.ready
+        except TimeoutError:
+            raise SandboxError(
+                "a sandbox must be ready within sandbox.start_timeout_s",
+                value=self._limits.start_timeout_s,
+                remedy="The machine may be overloaded; lower sandbox.max_live",
+            ) from None
+        if not ready:
+            await asyncio.wait([self._err.ended], timeout=1.0)
+            said = self._err.text().strip() or "it said nothing"
+            raise SandboxError(f"the sandbox did not start: {said}")
+        # bubblewrap writes the pid before it lets its child run, so it is there by now.
+        self._init_fd = os.pidfd_open(json.loads(os.read(self._info, 4096))["child-pid"])
+        self._stack.callback(os.close, self._init_fd)
+
+    async def wait(self, stdin: bytes, wall_s: float, over_quota: Callable[[], Cause | None]) -> Cause:
+        """Let the program begin and wait for its end or for the first limit."""
+        loop = self._loop
+        transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, self._process.stdin)
+        self._stack.callback(lambda: transport.get_write_buffer_size() and transport.abort())
+
+        def look() -> None:
+            nonlocal poll
+            cause = over_quota()
+            if cause is not None:
+                self._settle(cause)
+            poll = loop.call_later(_POLL_S, look)
+
+        poll = loop.call_later(_POLL_S, look)
+        wall = loop.call_later(wall_s, self._settle, "wall")
+        loop.add_reader(self._exit_fd, self._settle, "exit")
+        try:
+            transport.write(b"go\n" + stdin)
+            transport.close()  # after what was written is flushed
+            return await self._over
+        finally:
+            loop.remove_reader(self._exit_fd)
+            wall.cancel()
+            poll.cancel()
+
+    async def end(self) -> None:
+        """Kill whatever is left and wait until it is gone."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._init_fd is None:
+            # Nothing of the program ran. Whatever had started reads end-of-file instead of the go-ahead
+            # and ends; it holds stdout until then.
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            await self._readable(self._exit_fd)
+            await asyncio.wait([self._out.ended], timeout=_GONE_S)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
+            await self._readable(self._exit_fd)
+            await self._readable(self._init_fd)
+            await asyncio.wait([self._out.ended, self._err.ended], timeout=1.0)
+        self._process.wait()
+
+    async def _readable(self, pidfd: int) -> None:
+        over: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(pidfd, lambda: over.done() or over.set_result(None))
+        try:
+            async with asyncio.timeout(_GONE_S):
+                await over
+        except TimeoutError:
+            raise SandboxError(f"a killed sandbox was still there after {_GONE_S} s") from None
+        finally:
+            self._loop.remove_reader(pidfd)
+
+    def result(self, ended_by: Cause, wall_s: float) -> ExecResult:
+        """Say how the program ended; only an exit has an exit code."""
+        code = self._process.returncode
+        rc = signum = None
+        cause = ended_by
+        if ended_by == "exit":
+            # bubblewrap hands a signal death on as 128 + n; a program that exits with such a code itself
+            # is reported as killed, which is never mistaken for success.
+            if code < 0 or 128 < code <= 192:
+                signum = -code if code < 0 else code - 128
+                cause = _signal_cause(signum)
+            else:
+                rc = code
+                cause = _exit_cause(rc, self._err.text())
+        return ExecResult(
+            rc=rc,
+            signal=signum,
+            stdout=self._out.text(),
+            stderr=self._err.text(),
+            truncated=self._out.truncated or self._err.truncated,
+            cause=cause,
+            wall_s=wall_s,
+        )
+
+
+def _signal_cause(signum: int) -> Cause:
+    if signum == signal.SIGXCPU:
+        return "cpu"
+    return "disk" if signum == signal.SIGXFSZ else "killed"
+
+
+def _exit_cause(rc: int, stderr: str) -> Cause:
+    """A limit that the program met as an error of its own; best effort, for people and statistics."""
+    last = stderr.strip().rpartition("\n")[2]
+    if rc == 0:
+        return "exit"
+    if last.startswith("MemoryError"):
+        return "oom"
+    if "Resource temporarily unavailable" in last or "can't start new thread" in last:
+        return "pids"
+    if "No space left on device" in last or "File too large" in last:
+        return "disk"
+    return "exit"

@@ -1,0 +1,35 @@
+"""Settings of the sandbox, `[sandbox]` in a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.core.settings import setting
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSettings:
+    """Limits of one sandbox, and how many may live at once."""
+
+    wall_s: float = setting(
+        5.0, "Wall-clock seconds that one command may run; its start does not count.", gt=0
+    )
+    cpu_s: int = setting(5, "CPU seconds that one process of a command may use.", ge=1)
+    memory_mb: int = setting(256, "Address space of one process, MiB.", ge=32)
+    max_processes: int = setting(16, "Processes and threads that live at once in a sandbox.", ge=4)
+    max_open_files: int = setting(64, "Open files of one process.", ge=16)
+    max_files: int = setting(1000, "Files and folders in a sandbox's work folder.", ge=1)
+    work_mb: int = setting(
+        32, "Bytes in a sandbox's work folder, MiB; one file may not exceed it either.", ge=1
+    )
+    tmpfs_mb: int = setting(32, "Size of /tmp, MiB; it is empty again at each command.", ge=1)
+    output_bytes: int = setting(
+        65536, "Bytes kept of each of a command's stdout and stderr; the rest is cut.", ge=1024
+    )
+    start_timeout_s: float = setting(
+        30.0, "Seconds in which a sandbox must be ready before it counts as an infrastructure failure.", gt=0
+    )
+    max_live: int = setting(16, "Sandboxes that exist at once, those of verifiers included.", ge=2)
+    directory: str = setting(
+        "", "Folder for the sandboxes' work folders; empty for one of your own under the temporary folder."
+    )

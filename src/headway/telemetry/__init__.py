@@ -1,0 +1,1 @@
+"""The journal, and every number that is derived from it. Loads no torch."""

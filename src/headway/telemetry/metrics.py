@@ -1,0 +1,253 @@
+"""Every metric of a run, from its journal and from nothing else.
+
+Consumes header, entries and stats in order, live or offline; waits for nothing. A late or repeated event,
+one that the scheduler noted as Ignored, changes no metric.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from headway.core import commands, events, notes
+from headway.core.records import Latency
+from headway.telemetry.depth import QueueDepth
+from headway.telemetry.driver import DriverCost
+from headway.telemetry.groups import Groups
+from headway.telemetry.ledger import Ledger
+from headway.telemetry.records import Entry, Stat
+from headway.telemetry.rollouts import FinishedRollout, Rollouts
+from headway.telemetry.run_facts import RunFacts, facts_of
+from headway.telemetry.steps import StepSeries
+from headway.telemetry.summary import summary_of
+from headway.telemetry.tails import Tails
+from headway.telemetry.window import TrainingWindow
+
+if TYPE_CHECKING:
+    from headway.telemetry.header import JournalHeader
+    from headway.telemetry.journal import Journal
+
+LATENCY_PARTS = tuple(part.name for part in fields(Latency))
+
+
+class RunMetrics:
+    """Accumulates a run. `summary` and `series` may be asked for at any time; they change nothing.
+
+    Attributes:
+        facts: what the header says.
+        steps: the series of surviving steps, with the evaluations.
+        outcome: of Finish; "unfinished" before.
+        now: time of the newest record, seconds.
+    """
+
+    def __init__(self, header: JournalHeader | None = None) -> None:
+        self.facts = RunFacts() if header is None else facts_of(header)
+        self.steps = StepSeries()
+        self.window = TrainingWindow()
+        self.ledger = Ledger()
+        self.groups = Groups(self.facts.solved_reward)
+        self.depth = QueueDepth()
+        self.driver = DriverCost()
+        self.outcome = "unfinished"
+        self.message = ""
+        self.failed = False
+        self.now = 0.0
+        self.num_rollouts = 0  # train rollouts that were scored
+        self.num_solved = 0
+        self.num_truncated = 0
+        self.lost_compute_s = 0.0  # of steps that a resume took back
+        self.lost_flops = 0.0
+        self.num_resumes = 0
+        self.num_refills = 0
+        self.num_superseded = 0
+        self.warnings: list[dict[str, Any]] = []
+        self.failed_attempts: dict[str, int] = {}
+        self.latency = {name: Tails() for name in LATENCY_PARTS}
+        self.end_to_end, self.tokens, self.turns, self.tool_calls = Tails(), Tails(), Tails(), Tails()
+        self.publish_s, self.pause_s, self.sandbox_start_s = Tails(), Tails(), Tails()
+        self.environment_staleness: dict[int, int] = {}
+        self.sandboxes_started: set[str] = set()
+        self.num_sandboxes_lost = 0
+        self.num_sandboxes_never_ready = 0
+        self._rollouts = Rollouts()
+
+    @classmethod
+    def of(cls, journal: Journal) -> RunMetrics:
+        """Return the metrics of a whole journal."""
+        metrics = cls(journal.header)
+        for record in journal:
+            metrics.feed(record)
+        return metrics
+
+    def feed(self, record: Entry | Stat) -> None:
+        """Take the next record in."""
+        if isinstance(record, Stat):
+            self._advance(record.t)
+            self.driver.feed(record)
+            return
+        t, kind = record.t, type(record.event).__name__
+        if isinstance(record.event, events.RunResumed):
+            self._resumed(t, record.event)
+        self._advance(t)
+        if not any(isinstance(note, notes.Ignored) and note.event == kind for note in record.notes):
+            self._event(t, record.event)
+        for note in record.notes:
+            self._note(t, note)
+        for command in record.commands:
+            self._command(t, command)
+
+    def _advance(self, t: float) -> None:
+        self.now = max(self.now, t)
+        self.window.advance(t)
+        self.depth.advance(t)
+
+    def _event(self, t: float, event: events.Event) -> None:
+        match event:
+            case events.TurnEnded():
+                self._rollouts.turn_ended(event)
+            case events.ToolEnded():
+                self._rollouts.tool_ended(event)
+            case events.SandboxWanted():
+                self._rollouts.sandbox_wanted(event)
+            case events.SandboxReady() if event.sandbox not in self.sandboxes_started:
+                self.sandbox_start_s.add(event.start_s)
+                self.sandboxes_started.add(event.sandbox)
+                self._rollouts.sandbox_ready(event)
+            case events.SandboxLost():
+                self.num_sandboxes_lost += 1
+                self.num_sandboxes_never_ready += event.sandbox not in self.sandboxes_started
+            case events.RolloutEnded():
+                self._rollouts.ended(event)
+                self.ledger.ended(event.rollout, event.num_tokens)
+            case events.RolloutFailed():
+                self._rollouts.failed(event.rollout, event.attempt)
+            case events.Scored():
+                finished = self._rollouts.scored(t, event)
+                if finished is not None and finished.purpose == "train":
+                    self._finished(finished)
+            case events.GroupSignal():
+                self.groups.signalled(event)
+            case events.StepEnded():
+                self._step_ended(t, event)
+            case events.VersionPublished():
+                self.publish_s.add(event.publish_s)
+                self.window.published(event.publish_s)
+                self.steps.published(event.publish_s)
+            case events.VersionApplied():
+                self.pause_s.add(event.pause_s)
+            case events.CheckpointDone():
+                self.window.checkpointed(event.duration_s)
+            case events.WorkerLost():
+                self._warn(t, "worker_lost", f"{event.role} {event.worker} ended unasked: {event.cause}")
+            case events.ReplicaLost():
+                self._warn(t, "replica_lost", f"generator {event.replica} was lost: {event.cause}")
+            case events.CommandRefused():
+                self._warn(t, "command_refused", f"{event.command} {event.target}: {event.message}")
+            case _:
+                pass
+
+    def _note(self, t: float, note: notes.Note) -> None:
+        match note:
+            case notes.RolloutSettled():
+                self.ledger.settled(note)
+                self.groups.rollout_settled(note)
+                self.depth.rollout_settled(note.group, note.rollout)
+            case notes.RolloutRevived():
+                self.ledger.revived(note)
+                self.groups.rollout_revived(note)
+                self.depth.rollout_revived(note.group, note.rollout)
+            case notes.GroupSettled() if note.purpose == "train":
+                self._group_settled(note)
+            case notes.BatchReleased():
+                self.steps.released(note)
+                self.depth.released(note.groups)
+            case notes.EvalEnded():
+                self.steps.eval_ended(t, note)
+            case notes.AttemptFailed():
+                self.failed_attempts[note.owner] = self.failed_attempts.get(note.owner, 0) + 1
+            case notes.Refilled():
+                self.num_refills += 1
+            case notes.VersionSuperseded():
+                self.num_superseded += 1
+            case notes.Stopping():
+                self._stopping(t)
+            case notes.Warned():
+                self._warn(t, note.code, note.text)
+            case _:
+                pass
+
+    def _command(self, t: float, command: commands.Command) -> None:
+        match command:
+            case commands.StartRollout():
+                self._rollouts.started(t, command)
+                self.ledger.started(command.rollout, command.purpose)
+                if command.purpose == "train":
+                    if self.window.opened is None:
+                        self.window.train_rollout_started(t)
+                        self.steps.window_opened(t)
+                    self.depth.started(t, command.group, command.rollout)
+            case commands.Train():
+                self.steps.training(command)
+            case commands.Finish():
+                self._stopping(t)
+                self.outcome, self.message, self.failed = command.outcome, command.message, command.failed
+            case _:
+                pass
+
+    def _finished(self, rollout: FinishedRollout) -> None:
+        solved = rollout.reward >= self.facts.solved_reward
+        self.num_rollouts += 1
+        self.num_solved += solved
+        self.num_truncated += rollout.truncated
+        self.window.train_rollout_finished(rollout.t)
+        self.steps.finished(rollout, solved)
+        self.groups.finished(rollout)
+        for name, tails in self.latency.items():
+            tails.add(getattr(rollout.latency, name))
+        self.end_to_end.add(rollout.end_to_end_s)
+        self.tokens.add(rollout.num_tokens)
+        self.turns.add(rollout.num_turns)
+        self.tool_calls.add(rollout.num_tool_calls)
+        for age in rollout.environment_staleness:
+            self.environment_staleness[age] = self.environment_staleness.get(age, 0) + 1
+
+    def _group_settled(self, note: notes.GroupSettled) -> None:
+        decided, zero = self.groups.num_decided, self.groups.num_zero
+        self.groups.settled(note)
+        bucket = self.steps.bucket
+        bucket.num_decided_groups += self.groups.num_decided - decided
+        bucket.num_zero_groups += self.groups.num_zero - zero
+        if note.fate == "queued":
+            self.depth.queued(note.group)
+
+    def _step_ended(self, t: float, event: events.StepEnded) -> None:
+        flops = self.facts.train_flops(event.num_tokens, self.steps.sequence_tokens())
+        self.window.step_ended(t, event.compute_s)
+        self.steps.step_ended(t, event, flops)
+        self.depth.step_ended()
+
+    def _stopping(self, t: float) -> None:
+        self.window.stopping(t)
+        self.depth.stopping()
+
+    def _resumed(self, t: float, event: events.RunResumed) -> None:
+        lost = [record for record in self.steps.records if record.step > event.step]
+        self.lost_compute_s += sum(record.compute_s for record in lost)
+        self.lost_flops += sum(record.flops or 0.0 for record in lost)
+        self.num_resumes += 1
+        self.window.resumed(self.now)
+        self.steps.resumed(event.step)
+        self.depth.resumed(t)
+        self._rollouts.resumed()
+        self.outcome, self.message, self.failed = "unfinished", "", False
+
+    def _warn(self, t: float, code: str, text: str) -> None:
+        self.warnings.append({"t": t, "code": code, "text": text})
+
+    def series(self) -> list[dict[str, Any]]:
+        """Return one flat dict per surviving step; keys are StepRecord's fields, and `loss.*`."""
+        return [record.row() for record in self.steps.records]
+
+    def summary(self) -> dict[str, Any]:
+        """Return every metric under its name; None where the run does not tell it yet."""
+        return summary_of(self)

@@ -1,0 +1,151 @@
+"""Progress as plain lines: one a finished step, and one for whatever a person should see meanwhile.
+
+Consumes the entries that RunMetrics was fed with, each right after it; prints nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headway.core import commands, events, notes
+from headway.telemetry.steps import StepRecord
+from headway.telemetry.text import number, percent, seconds
+
+if TYPE_CHECKING:
+    from headway.telemetry.metrics import RunMetrics
+    from headway.telemetry.records import Entry
+
+WIDTH = 120
+HEADER_EVERY = 20  # step lines
+_RECENT = 10  # steps that the time left is judged by
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    title: str
+    width: int
+    cell: Callable[[StepRecord], str]
+
+
+def _staleness(record: StepRecord) -> str:
+    if record.staleness_mean is None or record.staleness_max is None:
+        return "-"
+    return f"{record.staleness_mean:.1f}/{record.staleness_max}"
+
+
+_COLUMNS = (
+    _Column("reward", 7, lambda step: number(step.reward, 3)),
+    _Column("eval", 6, lambda step: number(step.eval, 3)),
+    _Column("solved", 7, lambda step: percent(step.solve_rate)),
+    _Column("made/s", 7, lambda step: number(step.production_per_s, 2)),
+    _Column("used/s", 7, lambda step: number(step.consumption_per_s, 2)),
+    _Column("wait", 5, lambda step: percent(step.wait_fraction)),
+    _Column("queue", 6, lambda step: str(step.depth_signal)),
+    _Column("stale", 7, _staleness),
+    _Column("tokens", 7, lambda step: number(step.mean_tokens, 0)),
+    _Column("no-signal", 10, lambda step: percent(step.no_signal_fraction)),
+)
+
+
+class Progress:
+    """Turns entries into lines of at most WIDTH characters.
+
+    made/s is the rate at which train rollouts are scored, used/s the rate at which the trainer takes them
+    while it computes, wait the share of the step in which it did not compute or publish, queue the groups
+    left with signal, stale the mean and largest age of the trained tokens, tokens a rollout's mean length,
+    no-signal the share of groups whose advantages are all 0. eval is the newest one since the last line.
+    """
+
+    def __init__(self, metrics: RunMetrics) -> None:
+        self._metrics = metrics
+        self._num_lines = 0
+        self._new_eval: float | None = None
+        self._last_warning: dict[str, str] = {}
+
+    def after(self, entry: Entry) -> list[str]:
+        """Return the lines for an entry that the metrics were just fed with."""
+        lines: list[str] = []
+        if isinstance(entry.event, events.StepEnded) and self._metrics.steps.records:
+            lines += self._step(self._metrics.steps.records[-1])
+        elif isinstance(entry.event, events.RunResumed):
+            self._num_lines = 0
+            lines.append(
+                f"resumed at step {entry.event.step}, {seconds(entry.event.spent_wall_s)} spent so far"
+            )
+        elif isinstance(entry.event, events.CheckpointDone):
+            lines.append(f"checkpoint of step {entry.event.step} saved in {seconds(entry.event.duration_s)}")
+        for note in entry.notes:
+            lines += self._note(note)
+        for command in entry.commands:
+            if isinstance(command, commands.Finish):
+                word = "failed" if command.failed else "finished"
+                lines.append(f"{word} ({command.outcome}) after {seconds(entry.t)}: {command.message}")
+        return [_cut(line) for line in lines]
+
+    def _step(self, record: StepRecord) -> list[str]:
+        if self._new_eval is not None and record.eval is None:
+            evaluated, self._new_eval = number(self._new_eval, 3), None
+        else:
+            evaluated = number(record.eval, 3)
+        cells = [evaluated if c.title == "eval" else c.cell(record) for c in _COLUMNS]
+        steps = self._metrics.facts.stop_steps
+        name = f"{record.step}/{steps}" if steps else str(record.step)
+        line = f"{name:>10}" + "".join(
+            f"{cell:>{column.width}}" for cell, column in zip(cells, _COLUMNS, strict=True)
+        )
+        head = [] if self._num_lines % HEADER_EVERY else [_header()]
+        self._num_lines += 1
+        return [*head, f"{line}{seconds(self.time_left()):>9}"]
+
+    def time_left(self) -> float | None:
+        """Seconds until the step or wall limit, whichever is nearer; None when neither is set or known.
+
+        Judged by the mean duration of the last few steps.
+        """
+        facts, records = self._metrics.facts, self._metrics.steps.records
+        guesses: list[float] = []
+        if facts.stop_wall_s is not None:
+            guesses.append(facts.stop_wall_s - self._metrics.now)
+        if facts.stop_steps is not None and records:
+            recent = records[-_RECENT:]
+            mean = sum(record.duration_s for record in recent) / len(recent)
+            guesses.append(mean * (facts.stop_steps - records[-1].step))
+        return max(0.0, min(guesses)) if guesses else None
+
+    def _note(self, note: notes.Note) -> list[str]:
+        match note:
+            case notes.Warned():
+                if self._last_warning.get(note.code) == note.text:
+                    return []
+                self._last_warning[note.code] = note.text
+                return [f"warning: {note.text}"]
+            case notes.EvalStarted():
+                return [f"evaluating version {note.number} on {note.num_tasks} tasks"]
+            case notes.EvalEnded():
+                return [self._evaluation(note)]
+            case notes.Stopping():
+                return [f"stopping ({note.outcome}): {note.message}"]
+            case _:
+                return []
+
+    def _evaluation(self, note: notes.EvalEnded) -> str:
+        failed = f", {note.num_failed} failed and not counted" if note.num_failed else ""
+        if not note.num_rollouts:
+            return f"evaluation of version {note.number}: no rollout could be scored{failed}"
+        self._new_eval = note.mean_reward
+        points = self._metrics.steps.evals
+        first = points[0].reward if len(points) > 1 else None
+        change = "" if first is None else f" ({note.mean_reward - first:+.3f} since version {points[0].step})"
+        rollouts = f"{note.num_rollouts} rollouts"
+        return f"evaluation of version {note.number}: {note.mean_reward:.3f}{change}, {rollouts}{failed}"
+
+
+def _header() -> str:
+    return f"{'step':>10}" + "".join(f"{c.title:>{c.width}}" for c in _COLUMNS) + f"{'left':>9}"
+
+
+def _cut(line: str) -> str:
+    line = " ".join(line.splitlines())
+    return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."

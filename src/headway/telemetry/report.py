@@ -1,0 +1,238 @@
+"""The report of a run, for people and for programs, from its summary and series alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from typing import Any, cast
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from headway.telemetry.driver import OVERHEAD_TARGET
+from headway.telemetry.ledger import FATES, KEPT
+from headway.telemetry.text import UNKNOWN, number, percent, seconds, sparkline
+
+WIDTH = 100
+Summary = Mapping[str, Any]
+_PARTS = ("queue", "sandbox_start", "prefill", "decode", "tool", "score")
+_TAIL = ("mean", "p50", "p90", "p99", "max")
+
+
+def report_json(summary: Summary) -> str:
+    """Return the summary as one JSON object; a number that is not finite becomes null."""
+    return json.dumps(_finite(dict(summary)), allow_nan=False, ensure_ascii=False, indent=2)
+
+
+def report_text(summary: Summary, series: Sequence[Mapping[str, Any]]) -> str:
+    """Return the report as plain text. Works on unfinished runs and on runs without a step."""
+    console = Console(file=StringIO(), width=WIDTH, color_system=None, force_terminal=False, highlight=False)
+    sections: list[tuple[str, list[RenderableType]]] = [
+        ("Outcome", _outcome(summary)),
+        ("Learning", _learning(summary, series)),
+        ("Rates", _rates(summary)),
+        ("Where a rollout's time went", _latency(summary)),
+        ("Staleness of what was trained", _staleness(summary)),
+        ("Discarded", _discards(summary)),
+        ("Evaluation", _evaluation(summary)),
+        ("Driver", _driver(summary)),
+        ("Warnings", _warnings(summary)),
+    ]
+    for title, parts in sections:
+        if parts:
+            console.print(Text(title), Text("-" * len(title)), *parts, "", sep="\n")
+    out = cast("StringIO", console.file).getvalue()
+    return "\n".join(line.rstrip() for line in out.rstrip().splitlines()) + "\n"
+
+
+def _outcome(summary: Summary) -> list[RenderableType]:
+    outcome, message = summary["outcome"], summary["message"]
+    first = f"{outcome}: {message}" if message else str(outcome)
+    mode = f", {summary['mode']}" if summary["mode"] else ""
+    lines = [
+        first,
+        f"{summary['steps']} steps, {summary['num_rollouts']} finished train rollouts, "
+        f"{seconds(summary['wall_s'])}{mode}",
+    ]
+    if summary["num_resumes"]:
+        lost = seconds(summary["rl.trainer.lost_compute_s"])
+        lines.append(f"resumed {summary['num_resumes']} times; steps that were lost had computed for {lost}")
+    if not summary["conservation.ok"]:
+        lines.append(
+            "WARNING: the ledger of rollouts does not add up: "
+            f"{summary['conservation.open']} of {summary['conservation.started']} are open, "
+            f"{summary['conservation.settled_twice']} settled twice"
+        )
+    usd = summary["rl.cost.usd"]
+    if usd is not None:
+        mtok = number(summary["rl.cost.usd_per_mtok"], 2)
+        lines.append(f"${usd:.2f} in all, ${mtok} per million {summary['rl.cost.denominator']}")
+    return [Text(line) for line in lines]
+
+
+def _learning(summary: Summary, series: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    table = _table("", "first", "last", "change")
+    for name in ("reward", "eval"):
+        first, last = summary[f"{name}.first"], summary[f"{name}.last"]
+        change = UNKNOWN if first is None or last is None else f"{last - first:+.3f}"
+        table.add_row(name, number(first, 3), number(last, 3), change)
+    parts: list[RenderableType] = [table]
+    curve = sparkline([step["reward"] for step in series])
+    if curve:
+        parts.append(Text(f"reward over the steps  {curve}"))
+    text = (
+        f"pass@1 {percent(summary['rl.pass_at.1'])}, pass@n {percent(summary['rl.pass_at.n'])}; groups "
+        f"without signal {percent(summary['rl.group.zero_advantage_fraction'])}, all solved "
+        f"{percent(summary['rl.group.all_solved_fraction'])}, none solved "
+        f"{percent(summary['rl.group.all_failed_fraction'])}"
+    )
+    parts.append(Text(text))
+    lengths = _table("a rollout's", *_TAIL)
+    for label, key in (("tokens", "tokens"), ("turns", "turns"), ("tool calls", "tool_calls")):
+        tail = summary[f"rl.rollout.{key}"]
+        lengths.add_row(label, *(number(tail[part], 1) for part in _TAIL))
+    truncated = percent(summary["rl.rollout.truncated_fraction"], 1)
+    return [*parts, lengths, Text(f"cut off by a length limit: {truncated}")]
+
+
+def _rates(summary: Summary) -> list[RenderableType]:
+    wait = summary["rl.trainer.wait_fraction"]
+    made, used = summary["rl.production.samples_per_s"], summary["rl.consumption.active_samples_per_s"]
+    if wait is None:
+        return [Text("no training yet")]
+    accepted = number(summary["rl.production.effective_samples_per_s"], 2)
+    lines = [
+        f"The trainer waits {percent(wait)} of the time: production {number(made, 2)}/s "
+        f"({accepted}/s accepted) against {number(used, 2)}/s.",
+        f"It computes {percent(summary['rl.trainer.compute_fraction'])} and publishes "
+        f"{percent(summary['rl.trainer.publish_fraction'])} of the time; checkpoints, counted as waiting, "
+        f"take {percent(summary['rl.trainer.checkpoint_fraction'])}.",
+        f"{number(summary['rl.consumption.wall_samples_per_s'], 2)} rollouts a second were trained.",
+    ]
+    flops = summary["rl.trainer.flops_per_s"]
+    if flops is not None:
+        mfu = summary["rl.trainer.mfu"]
+        share = "" if mfu is None else f", MFU {percent(mfu, 1)}"
+        lines.append(f"Trainer: {flops / 1e9:,.1f} GFLOP/s{share} ({summary['rl.trainer.mfu_convention']}).")
+    every, signal = summary["rl.queue.depth.all"], summary["rl.queue.depth.signal"]
+    lines.append(
+        f"Groups on their way: {number(every['mean'], 1)} (at most {number(every['max'], 0)}); waiting with "
+        f"signal: {number(signal['mean'], 1)} (at most {number(signal['max'], 0)})."
+    )
+    return [Text(line) for line in lines]
+
+
+def _latency(summary: Summary) -> list[RenderableType]:
+    whole = summary["rl.latency.end_to_end_s"]
+    if whole["mean"] is None:
+        return [Text("no rollout finished yet")]
+    table = _table("part", "share", *_TAIL)
+    for part in _PARTS:
+        tail = summary[f"rl.latency.{part}_s"]
+        share = tail["mean"] / whole["mean"] if whole["mean"] else None
+        table.add_row(part.replace("_", " "), percent(share), *(seconds(tail[name]) for name in _TAIL))
+    table.add_row("end to end", percent(1.0), *(seconds(whole[name]) for name in _TAIL))
+    straggler = summary["rl.group.straggler_ratio"]
+    parts: list[RenderableType] = [table]
+    if straggler["mean"] is not None:
+        parts.append(
+            Text(
+                f"slowest rollout of a group over the group's mean: {number(straggler['mean'], 2)} on "
+                f"average, p90 {number(straggler['p90'], 2)}, at most {number(straggler['max'], 2)}"
+            )
+        )
+    errors = summary["rl.sandbox.error_fraction"]
+    if errors is not None:
+        parts.append(Text(f"sandboxes lost: {percent(errors, 1)}"))
+    return parts
+
+
+def _staleness(summary: Summary) -> list[RenderableType]:
+    rows = [
+        ("rollouts, from their start", summary["rl.staleness.trajectory"]),
+        ("tokens, each its own", summary["rl.staleness.token"]),
+        ("environment state", summary["rl.staleness.environment"]),
+    ]
+    if all(not data["counts"] for _, data in rows):
+        return []
+    table = _table("steps old", "mean", "max", "shares")
+    for label, data in rows:
+        total = sum(data["counts"].values())
+        shares = "  ".join(f"{age}: {percent(count / total)}" for age, count in data["counts"].items())
+        table.add_row(label, number(data["mean"], 2), number(data["max"], 0), shares or UNKNOWN)
+    return [table]
+
+
+def _discards(summary: Summary) -> list[RenderableType]:
+    reasons = [f for f in FATES if f not in KEPT and summary[f"rl.discard.{f}.rollouts"]]
+    if not reasons:
+        return [Text("nothing")]
+    table = _table("reason", "rollouts", "tokens")
+    for reason in reasons:
+        rollouts, tokens = (summary[f"rl.discard.{reason}.{what}"] for what in ("rollouts", "tokens"))
+        table.add_row(reason.replace("_", " "), f"{rollouts:,}", f"{tokens:,}")
+    shares = (
+        f"{percent(summary['rl.discard.rollout_fraction'])} of the settled train rollouts, "
+        f"{percent(summary['rl.discard.token_fraction'])} of their sampled tokens"
+    )
+    return [table, Text(shares)]
+
+
+def _evaluation(summary: Summary) -> list[RenderableType]:
+    points = summary["rl.eval.points"]
+    if not points:
+        return []
+    table = _table("version", "time", "reward", "rollouts")
+    for point in points:
+        cells = (seconds(point["t"]), number(point["reward"], 3), str(point["num_rollouts"]))
+        table.add_row(str(point["step"]), *cells)
+    failed = summary["rl.eval.num_failed"]
+    return [table, Text(f"{failed} rollouts failed and are not counted")] if failed else [table]
+
+
+def _driver(summary: Summary) -> list[RenderableType]:
+    share = summary["rl.driver.overhead_fraction"]
+    if share is None:
+        return [Text("not measured")]
+    verdict = "within" if share <= OVERHEAD_TARGET else "ABOVE"
+    return [
+        Text(
+            f"driver {percent(share, 1)} of wall time in CPU seconds, {verdict} the target of "
+            f"{percent(OVERHEAD_TARGET)}: scheduler {seconds(summary['rl.driver.scheduler_s'])}, "
+            f"journal {seconds(summary['rl.driver.journal_s'])}"
+        )
+    ]
+
+
+def _warnings(summary: Summary) -> list[RenderableType]:
+    warnings = summary["warnings"]
+    counts = Counter(warning["code"] for warning in warnings)
+    newest = {warning["code"]: warning for warning in warnings}
+    lines: list[RenderableType] = []
+    for code, count in counts.items():
+        times = f" ({count} times; the last:)" if count > 1 else ""
+        warning = newest[code]
+        lines.append(Text(f"{code}{times} at {seconds(warning['t'])}: {warning['text']}"))
+    return lines
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="left" if name == "shares" else "right")
+    return table
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in cast("list[Any]", value)]
+    return value

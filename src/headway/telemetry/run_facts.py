@@ -1,0 +1,66 @@
+"""What the metrics need of a journal's header, read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from headway.core.facts import ModelFacts
+from headway.telemetry.settings import SOLVED_REWARD
+
+if TYPE_CHECKING:
+    from headway.telemetry.header import JournalHeader
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """The few settings that metrics, progress lines and reports look at."""
+
+    bound: int | None = None  # staleness bound in steps
+    solved_reward: float = SOLVED_REWARD  # a rollout is solved from this reward on
+    stop_steps: int | None = None  # optimizer steps after which the run ends, None for no limit
+    stop_wall_s: float | None = None
+    usd_per_hour: float | None = None
+    peak_flops_per_s: float | None = None  # of the trainer's accelerators together
+    model: ModelFacts | None = None
+    lora_params: int | None = None
+
+    @property
+    def mode(self) -> str | None:
+        """Return `sync` for bound 0, `one-step-off` for 1, `async` above, None when the bound is unknown."""
+        if self.bound is None:
+            return None
+        return {0: "sync", 1: "one-step-off"}.get(self.bound, "async")
+
+    def train_flops(self, num_tokens: int, sequence_tokens: float) -> float | None:
+        """FLOPs of training on `num_tokens` tokens at this mean length; None when the model is unknown."""
+        if self.model is None:
+            return None
+        if self.lora_params is None:
+            return self.model.train_flops(num_tokens, sequence_tokens)
+        return self.model.lora_train_flops(num_tokens, sequence_tokens, self.lora_params)
+
+
+def facts_of(header: JournalHeader) -> RunFacts:
+    """Read the facts.
+
+    They are `queue.bound`, `stop.steps` and `stop.wall_s` of the scheduler's settings,
+    `telemetry.solved_reward` of the config, and the header's own fields.
+    """
+    stop = _section(header.queue, "stop")
+    solved = _section(header.config, "telemetry").get("solved_reward", SOLVED_REWARD)
+    return RunFacts(
+        bound=_section(header.queue, "queue").get("bound"),
+        solved_reward=solved,
+        stop_steps=stop.get("steps") or None,
+        stop_wall_s=stop.get("wall_s") or None,
+        usd_per_hour=header.prices.get("usd_per_hour"),
+        peak_flops_per_s=header.peak_flops_per_s,
+        model=header.model,
+        lora_params=header.lora_params,
+    )
+
+
+def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    section = config.get(name)
+    return cast("dict[str, Any]", section) if isinstance(section, dict) else {}

@@ -1,0 +1,198 @@
+"""What every sandbox provider does. Subclass SandboxContract and give it a `provider` fixture."""
+
+import asyncio
+import os
+import uuid
+
+import pytest
+
+from headway.core.errors import SandboxError
+from headway.core.protocols import ExecLimits
+
+PYTHON = ("python3", "-I", "-S", "-B", "-c")
+
+
+def running(marker):
+    """Return pids of processes of this machine whose command line holds `marker`."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if marker.encode() in file.read() and int(pid) != os.getpid():
+                    found.append(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+async def until_running(marker):
+    while not running(marker):
+        await asyncio.sleep(0.01)
+
+
+class SandboxContract:
+    """The tests."""
+
+    @pytest.fixture
+    async def sandbox(self, provider):
+        sandbox = await provider.create(f"s/{uuid.uuid4().hex}", {"run": f"contract-{os.getpid()}"})
+        yield sandbox
+        await sandbox.terminate()
+
+    async def test_preflight_names_what_holds(self, provider):
+        levels = {guarantee.name: guarantee.level for guarantee in await provider.preflight()}
+        assert levels["network"] == levels["host_files"] == levels["wall"] == "enforced"
+
+    async def test_a_command_gets_its_input_and_returns_its_output(self, sandbox):
+        result = await sandbox.exec(["sh", "-c", "cat; echo oops >&2"], stdin=b"hello")
+        assert (result.rc, result.signal, result.cause) == (0, None, "exit")
+        assert (result.stdout, result.stderr, result.truncated) == ("hello", "oops\n", False)
+        assert result.wall_s > 0
+
+    async def test_much_input_arrives_and_unread_input_is_no_error(self, sandbox):
+        data = b"x" * 1_000_000
+        assert (await sandbox.exec(["wc", "-c"], stdin=data)).stdout.strip() == "1000000"
+        assert (await sandbox.exec(["true"], stdin=data)).rc == 0
+
+    async def test_an_exit_code_is_reported(self, sandbox):
+        assert (await sandbox.exec(["sh", "-c", "exit 3"])).rc == 3
+
+    async def test_a_command_that_does_not_exist_is_no_success(self, sandbox):
+        assert (await sandbox.exec(["no-such-command"])).rc not in (0, None)
+
+    async def test_a_command_without_an_exit_code_is_never_exit_code_0(self, sandbox):
+        # Behaviour check 29.
+        result = await sandbox.exec([*PYTHON, "import os; print('x', flush=True); os.kill(os.getpid(), 9)"])
+        assert (result.rc, result.signal, result.cause, result.stdout) == (None, 9, "killed", "x\n")
+
+    async def test_a_loop_that_ignores_sigterm_ends_at_the_wall_limit(self, sandbox):
+        code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True)\nwhile 1: time.sleep(1)"
+        result = await sandbox.exec([*PYTHON, code], limits=ExecLimits(wall_s=0.5))
+        assert (result.rc, result.cause, result.stdout) == (None, "wall", "up\n")
+
+    async def test_a_program_that_waits_on_stdin_sees_its_end(self, sandbox):
+        result = await sandbox.exec([*PYTHON, "input()"])
+        assert result.rc == 1
+        assert "EOFError" in result.stderr
+
+    async def test_a_daemon_that_holds_stdout_does_not_hang_exec(self, sandbox):
+        # Behaviour check 30.
+        marker = f"987{uuid.uuid4().int % 10**9}"
+        result = await sandbox.exec(["sh", "-c", f"setsid sleep {marker} & echo done"])
+        assert (result.rc, result.stdout, result.cause) == (0, "done\n", "exit")
+        assert running(marker) == []
+
+    async def test_output_is_bounded(self, sandbox):
+        limits = ExecLimits(wall_s=5, output_bytes=2000)
+        cut = await sandbox.exec([*PYTHON, "print('y' * 5000)"], limits=limits)
+        assert (len(cut.stdout), cut.truncated, cut.rc) == (2000, True, 0)
+        flood = await sandbox.exec(["yes"], limits=limits)
+        assert (len(flood.stdout), flood.truncated, flood.rc, flood.cause) == (2000, True, None, "output")
+
+    async def test_the_environment_is_empty_but_for_what_was_given(self, sandbox, monkeypatch):
+        monkeypatch.setenv("HEADWAY_TEST_SECRET", "s3cret")
+        result = await sandbox.exec(["env"], env={"GIVEN": "1"})
+        assert "s3cret" not in result.stdout
+        assert "GIVEN=1" in result.stdout.split()
+        names = {line.partition("=")[0] for line in result.stdout.splitlines()}
+        assert names <= {"PATH", "HOME", "LANG", "PWD", "GIVEN", "SHLVL", "_", "OLDPWD"}
+        seen = await sandbox.exec(["sh", "-c", "cat /proc/*/environ"])
+        assert "s3cret" not in seen.stdout
+
+    async def test_files_pass_in_and_out_and_last(self, sandbox):
+        await sandbox.write("data/in.txt", b"one")
+        result = await sandbox.exec(["sh", "-c", "cat data/in.txt; echo two > out.txt"])
+        assert (result.stdout, result.stderr) == ("one", "")
+        assert await sandbox.read("/work/out.txt") == b"two\n"
+        assert await sandbox.read("out.txt", max_bytes=2) == b"tw"
+        assert (await sandbox.exec(["cat", "out.txt"])).stdout == "two\n"
+
+    @pytest.mark.parametrize("path", ["/etc/hostname", "../x", "a/../../x", "", "/work/../etc/hostname", "."])
+    async def test_a_path_that_leads_out_is_refused(self, sandbox, path):
+        with pytest.raises(SandboxError):
+            await sandbox.read(path)
+        with pytest.raises(SandboxError):
+            await sandbox.write(path, b"x")
+
+    async def test_planted_links_and_pipes_are_refused(self, sandbox, tmp_path):
+        secret = tmp_path / "secret"
+        secret.write_text("host")
+        plant = f"ln -s {secret} file; ln -s {tmp_path} folder; mkfifo pipe; ln -s /proc/1/root root"
+        assert (await sandbox.exec(["sh", "-c", plant])).rc == 0
+        for path in ("file", "folder/secret", "pipe", f"root{secret}"):
+            with pytest.raises(SandboxError):
+                await sandbox.read(path)
+            with pytest.raises(SandboxError):
+                await sandbox.write(path, b"overwritten")
+        assert secret.read_text() == "host"
+        assert (await sandbox.exec(["cat", "file", f"/proc/1/root{secret}"])).stdout == ""
+
+    async def test_the_network_is_unreachable(self, sandbox):
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        code = (
+            "import socket\n"
+            f"for at in (('127.0.0.1', {port}), ('1.1.1.1', 53)):\n"
+            "    try: socket.create_connection(at, 1); print('open')\n"
+            "    except OSError: print('refused')\n"
+        )
+        async with server:
+            assert (await sandbox.exec([*PYTHON, code])).stdout == "refused\nrefused\n"
+
+    async def test_two_sandboxes_share_nothing(self, provider, sandbox):
+        other = await provider.create(f"o/{uuid.uuid4().hex}", {"run": f"contract-{os.getpid()}"})
+        try:
+            await sandbox.write("mine", b"x")
+            assert (await other.exec(["ls", "-A", "/work", "/tmp"])).stdout.split() == ["/tmp:", "/work:"]
+            with pytest.raises(SandboxError):
+                await other.read("mine")
+        finally:
+            await other.terminate()
+
+    async def test_cancelling_exec_ends_its_processes(self, sandbox):
+        # Behaviour check 28, after the start.
+        marker = f"986{uuid.uuid4().int % 10**9}"
+        work = asyncio.create_task(sandbox.exec(["sh", "-c", f"setsid sleep {marker} & sleep {marker}"]))
+        await until_running(marker)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert running(marker) == []
+        assert (await sandbox.exec(["echo", "still good"])).stdout == "still good\n"
+
+    async def test_cancelling_at_any_moment_of_the_start_leaves_nothing(self, sandbox):
+        # Behaviour check 28, during the start.
+        marker = f"985{uuid.uuid4().int % 10**9}"
+        for number in range(12):
+            work = asyncio.create_task(sandbox.exec(["sleep", marker]))
+            await asyncio.sleep(number * 0.003)
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+        assert running(marker) == []
+
+    async def test_terminate_ends_a_running_command_and_may_be_repeated(self, provider):
+        marker = f"984{uuid.uuid4().int % 10**9}"
+        sandbox = await provider.create(f"t/{marker}", {"run": "terminate"})
+        work = asyncio.create_task(sandbox.exec(["sleep", marker]))
+        await until_running(marker)
+        await sandbox.terminate()
+        await sandbox.terminate()
+        result = await work
+        assert (result.rc, result.cause) == (None, "killed")
+        assert running(marker) == []
+        assert await provider.list({"run": "terminate"}) == []
+        with pytest.raises(SandboxError):
+            await sandbox.exec(["true"])
+
+    async def test_live_sandboxes_are_found_by_label_and_reaped_by_run(self, provider):
+        run = f"reap-{uuid.uuid4().hex}"
+        made = [
+            await provider.create(f"{run}/{number}", {"run": run, "n": str(number)}) for number in range(3)
+        ]
+        await made[0].write("file", b"x")
+        assert await provider.list({"run": run, "n": "1"}) == [f"{run}/1"]
+        assert len(await provider.list({"run": run})) == 3
+        assert await provider.reap(run) >= 3
+        assert await provider.list({"run": run}) == []
+        assert await provider.reap(run) == 0

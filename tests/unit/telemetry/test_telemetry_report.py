@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from headway.core import commands as c
+from headway.core import events as e
+from headway.core import notes as n
+from headway.telemetry.metrics import RunMetrics
+from headway.telemetry.progress import HEADER_EVERY, WIDTH, Progress
+from headway.telemetry.report import report_json, report_text
+from headway.telemetry.text import number, percent, seconds, sparkline
+
+PROMISED = [
+    "rl.production.samples_per_s",
+    "rl.production.effective_samples_per_s",
+    "rl.consumption.active_samples_per_s",
+    "rl.consumption.wall_samples_per_s",
+    "rl.trainer.wait_fraction",
+    "rl.trainer.compute_fraction",
+    "rl.trainer.publish_fraction",
+    "rl.trainer.mfu",
+    "rl.queue.depth.all",
+    "rl.queue.depth.signal",
+    "rl.staleness.trajectory",
+    "rl.staleness.token",
+    "rl.staleness.environment",
+    "rl.discard.filtered.rollouts",
+    "rl.discard.filtered.tokens",
+    "rl.discard.stale.rollouts",
+    "rl.discard.failed_infrastructure.tokens",
+    "rl.group.zero_advantage_fraction",
+    "rl.group.all_solved_fraction",
+    "rl.group.all_failed_fraction",
+    "rl.pass_at.1",
+    "rl.pass_at.n",
+    "rl.latency.queue_s",
+    "rl.latency.sandbox_start_s",
+    "rl.latency.prefill_s",
+    "rl.latency.decode_s",
+    "rl.latency.tool_s",
+    "rl.latency.score_s",
+    "rl.group.straggler_ratio",
+    "rl.rollout.tokens",
+    "rl.rollout.turns",
+    "rl.rollout.tool_calls",
+    "rl.rollout.truncated_fraction",
+    "rl.sandbox.start_s",
+    "rl.sandbox.error_fraction",
+    "rl.cost.usd_per_mtok",
+    "rl.driver.overhead_fraction",
+    "reward.first",
+    "reward.last",
+    "eval.first",
+    "eval.last",
+    "steps",
+    "wall_s",
+    "num_rollouts",
+    "mode",
+]
+
+
+def strict(text):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_the_json_report_is_one_object_with_every_promised_name(whole_journal):
+    report = strict(report_json(RunMetrics.of(whole_journal).summary()))
+    assert [name for name in PROMISED if name not in report] == []
+    assert report["steps"] == 2
+
+
+def test_a_number_that_is_not_finite_becomes_null():
+    assert strict(report_json({"a": math.nan, "b": [math.inf, 1.0], "c": {"d": -math.inf}})) == {
+        "a": None,
+        "b": [None, 1.0],
+        "c": {"d": None},
+    }
+
+
+def test_the_text_report_says_what_people_ask(whole_journal):
+    metrics = RunMetrics.of(whole_journal)
+    text = report_text(metrics.summary(), metrics.series())
+    assert "The trainer waits 54% of the time: production 0.25/s (0.17/s accepted) against 0.40/s." in text
+    assert "steps: 2 steps are done" in text
+    assert "2 steps, 6 finished train rollouts, 40.0s, async" in text
+    assert "driver 2.5% of wall time in CPU seconds, within the target of 3%" in text
+    assert "33% of the settled train rollouts, 18% of their sampled tokens" in text
+    assert "$0.04 in all, $1,111.11 per million tokens that the loss counted" in text
+    for title in ("Outcome", "Learning", "Rates", "Where a rollout's time went", "Staleness", "Discarded"):
+        assert title in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\x1b" not in text
+
+
+def test_markup_in_a_users_text_is_shown_as_it_is(kit):
+    script = kit.Script()
+    script.event(0.0, e.DeadlinePassed(), n.Warned("odd", "[bold]x[/bold] [/nothing]"))
+    script.event(1.0, e.DeadlinePassed(), n.Warned("odd", "[red]"))
+    text = report_text(script.metrics().summary(), [])
+    assert "odd (2 times; the last:) at 1.00s: [red]" in text
+
+
+@pytest.mark.parametrize("num_records", [0, 1, 2, 5, 8, 15, 24, 40])
+def test_unfinished_runs_can_be_reported_at_any_moment(kit, num_records):
+    script = kit.whole_run()
+    script.records = script.records[:num_records]
+    metrics = script.metrics(kit.header(model=kit.MODEL, usd_per_hour=1.0))
+    assert strict(report_json(metrics.summary()))["outcome"] == "unfinished"
+    assert "unfinished" in report_text(metrics.summary(), metrics.series())
+
+
+def test_metrics_without_a_header_still_report():
+    summary = RunMetrics().summary()
+    assert summary["mode"] is None
+    assert "unfinished" in report_text(summary, [])
+
+
+def progress_lines(script, header):
+    metrics = RunMetrics(header)
+    progress = Progress(metrics)
+    lines = []
+    for record in script.records:
+        metrics.feed(record)
+        if hasattr(record, "event"):
+            lines += progress.after(record)
+    return lines
+
+
+def test_progress_lines_of_a_run(kit):
+    lines = progress_lines(kit.whole_run(), kit.header())
+    text = "\n".join(lines)
+    assert "evaluation of version 0: 0.250, 1 rollouts" in text
+    assert (
+        "evaluation of version 2: 0.750 (+0.500 since version 0), 1 rollouts, 1 failed and not counted"
+        in text
+    )
+    assert "stopping (steps): 2 steps are done" in text
+    assert "finished (steps) after 40.0s: 2 steps are done" in text
+    head = next(line for line in lines if "made/s" in line)
+    first, second = (line for line in lines if line.lstrip().startswith(("1/2", "2/2")))
+    assert len(head) == len(first) == len(second) <= WIDTH
+    assert first.split() == [
+        "1/2",
+        "0.750",
+        "0.250",
+        "75%",
+        "0.27",
+        "0.50",
+        "73%",
+        "0",
+        "0.0/0",
+        "6",
+        "50%",
+        "15.0s",
+    ]
+    assert second.split() == [
+        "2/2",
+        "0.500",
+        "-",
+        "50%",
+        "0.22",
+        "0.33",
+        "22%",
+        "0",
+        "0.8/1",
+        "10",
+        "0%",
+        "0.00s",
+    ]
+
+
+def test_the_header_line_comes_again(kit):
+    script = kit.Script()
+    script.start(0.0, "g0.0")
+    for step in range(1, 2 * HEADER_EVERY + 2):
+        script.step(float(step), step, 0.5)
+    lines = progress_lines(script, kit.header(steps=100))
+    assert [index for index, line in enumerate(lines) if "made/s" in line] == [0, 21, 42]
+
+
+def test_time_left_is_the_nearer_of_steps_and_wall_time(kit):
+    script = kit.Script()
+    script.start(10.0, "g0.0")
+    for step in range(1, 6):
+        script.step(10.0 + 2.0 * step, step, 1.0)
+
+    def left(**stop):
+        return Progress(script.metrics(kit.header(**stop))).time_left()
+
+    assert left(steps=10) == 10.0
+    assert left(steps=10, wall_s=25.0) == 5.0
+    assert left(steps=6, wall_s=500.0) == 2.0
+    assert left(steps=0, wall_s=19.0) == 0.0
+    assert left(steps=0) is None
+
+
+def test_warnings_are_single_bounded_lines_and_do_not_repeat_themselves(kit):
+    script = kit.Script()
+    script.event(1.0, e.DeadlinePassed(), n.Warned("slow", "two\nlines " + "x" * 200))
+    script.event(2.0, e.DeadlinePassed(), n.Warned("slow", "two\nlines " + "x" * 200))
+    script.event(3.0, e.DeadlinePassed(), n.Warned("slow", "other"))
+    script.event(4.0, e.RunResumed(1, 3, 75.0))
+    script.event(5.0, e.CheckpointDone(3, "p", 0.5))
+    script.event(6.0, e.DeadlinePassed(), c.Finish("failed", "gone", True))
+    lines = progress_lines(script, kit.header())
+    assert len(lines[0]) == WIDTH
+    assert lines[0].startswith("warning: two lines xxx")
+    assert lines[1:] == [
+        "warning: other",
+        "resumed at step 3, 1m15s spent so far",
+        "checkpoint of step 3 saved in 0.50s",
+        "failed (failed) after 6.00s: gone",
+    ]
+
+
+def test_how_numbers_are_written():
+    assert [seconds(value) for value in (None, 0.25, 42.0, 59.97, 200.0, 7500.0)] == [
+        "-",
+        "0.25s",
+        "42.0s",
+        "1m00s",
+        "3m20s",
+        "2h05m",
+    ]
+    assert percent(0.345) == "34%"
+    assert percent(math.nan) == "-"
+    assert number(1234.5, 1) == "1,234.5"
+    assert sparkline([0.0, None, 1.0]) == "▁ █"
+    assert sparkline([0.5, 0.5]) == "▄▄"
+    assert len(sparkline([float(value) for value in range(1000)])) <= 60
+    assert sparkline([]) == ""

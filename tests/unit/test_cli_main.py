@@ -1,0 +1,170 @@
+"""The headway command: its listing, its exit codes, what an error looks like."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from headway import __version__
+from headway.cli import main as cli_main
+from headway.cli.arguments import naming
+from headway.cli.lazy import LazyGroup
+from headway.core.errors import ConfigError, SandboxError, UserError
+
+
+def headway(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "headway", *arguments], capture_output=True, text=True, timeout=60, **options
+    )
+
+
+def loaded_by(program):
+    program += "\nimport sys; print(' '.join(sorted({name.partition('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split("\n")[-2].split())
+
+
+HEAVY = {"torch", "transformers", "pydantic", "numpy", "rich", "asyncio"}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import headway",
+        "from headway.cli.main import main; main(['--help'])",
+        "from headway.cli.main import main; main(['--version'])",
+        "from headway.cli.main import main; main(['train', '--help'])",
+    ],
+)
+def test_import_and_help_load_nothing_heavy(program):
+    assert loaded_by(program) & HEAVY == set()
+
+
+def test_help_lists_every_command():
+    done = headway("--help")
+    assert done.returncode == 0
+    for name, (_, line) in cli_main.COMMANDS.items():
+        assert f"  {name} " in done.stdout
+        assert line in done.stdout
+
+
+def test_version():
+    assert headway("--version").stdout == f"headway, version {__version__}\n"
+
+
+def all_commands(group, path=()):
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        yield (*path, name), command, group
+        if isinstance(command, LazyGroup):
+            yield from all_commands(command, (*path, name))
+
+
+COMMANDS = list(all_commands(cli_main.cli))
+
+
+@pytest.mark.parametrize(("path", "command", "group"), COMMANDS, ids=[" ".join(row[0]) for row in COMMANDS])
+def test_a_command_is_listed_with_its_own_first_line_and_shows_an_example(path, command, group):
+    assert command.name == path[-1]
+    assert command.help.partition("\n")[0] == group.lazy_commands[path[-1]][1]
+    if not isinstance(command, LazyGroup):
+        assert (
+            f"  headway {' '.join(path)} " in command.help or f"  headway {' '.join(path)}\n" in command.help
+        )
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "There is no command 'trian'. Did you mean train?"),
+        (
+            ["zzzz"],
+            "There is no command 'zzzz'. The commands are train, resume, report, replay, model, env.",
+        ),
+        (["env", "lst"], "There is no command 'lst'. Did you mean list?"),
+        (["train"], "Missing argument 'CONFIG'."),
+        (["replay", "somewhere"], "Add --verify: comparing is all that replay does."),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments, message, capsys):
+    assert cli_main.main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_wrong_config_shows_every_problem_and_no_traceback(tmp_path):
+    (tmp_path / "run.toml").write_text("[model]\npath = 'tiny'\ndtype = 'float23'\n\n[queu]\n")
+    done = headway("train", "run.toml", "queue.bound=x", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "error: run.toml: environment.name: is required: A built-in environment (`headway env list`), an "
+        "import path `module:Class`, or a .py file. In section [environment] write, for example, "
+        'name = "arithmetic"',
+        'error: run.toml:3: model.dtype: must be "float32" or "bfloat16" (got \'float23\'). '
+        'Did you mean "float32"?',
+        "error: run.toml:5: queu: is not a section. Did you mean [queue]?",
+        "error: command line: queue.bound: must be an integer (got 'x'). Write it without quotes",
+    ]
+
+
+@pytest.mark.parametrize("command", [["resume"], ["report"], ["replay", "--verify"]])
+def test_a_directory_that_is_no_run(command, tmp_path, capsys):
+    assert cli_main.main([*command, str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: must be the directory of a run, with its journal (got {str(tmp_path)!r}). "
+        "headway train prints the directory first; by default runs are in runs/\n"
+    )
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "journal.jsonl").touch()
+    assert cli_main.main([*command, str(tmp_path)]) == 2
+    assert f"Did you mean {tmp_path / 'first'}?" in capsys.readouterr().err
+
+
+@pytest.fixture
+def raising(monkeypatch):
+    def raising(error):
+        def body():
+            raise error
+
+        command = click.Command("train", callback=body)
+        monkeypatch.setattr(cli_main.cli, "get_command", lambda ctx, name: command)
+        return cli_main.main(["train"])
+
+    return raising
+
+
+def test_bad_input_inside_a_task_group_is_still_bad_input(raising, capsys):
+    first, second = UserError("first"), ConfigError([UserError("second"), UserError("third")])
+    assert raising(ExceptionGroup("tasks", [first, ExceptionGroup("inner", [second])])) == 2
+    assert capsys.readouterr().err == "error: first\nerror: second\nerror: third\n"
+
+
+def test_bad_input_beside_a_fault_is_a_fault(raising, capsys):
+    assert raising(ExceptionGroup("tasks", [UserError("first"), ValueError("second")])) == 1
+    assert "ValueError: second" in capsys.readouterr().err
+
+
+def test_a_fault_keeps_its_traceback_and_names_the_run(raising, tmp_path, capsys):
+    def fail():
+        with naming(tmp_path):
+            raise SandboxError("the sandbox must start", value=3)
+
+    with pytest.raises(SandboxError) as caught:
+        fail()
+    assert raising(caught.value) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback")
+    assert "in fail" in shown
+    assert shown.endswith(
+        f"headway.core.errors.SandboxError: the sandbox must start (got 3)\nrun directory: {tmp_path}\n"
+    )
+
+
+def test_an_interrupt_is_exit_code_130(raising, capsys):
+    assert raising(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err.strip() == "interrupted"

@@ -1,0 +1,59 @@
+"""report and replay on the journal of a simulated run."""
+
+import json
+
+import pytest
+
+from headway.cli.main import main
+from headway.config.load import load_config
+from headway.core.codec import to_plain
+from headway.matching.roles import SimSettings
+from headway.matching.simulate import SimRun, SimulatedDriver
+from headway.queue.scheduler import Scheduler
+from headway.runtime.train import scheduler_settings
+from headway.telemetry.header import new_header
+from headway.telemetry.journal_writer import JournalWriter
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run")
+    config = load_config(None, ["model.path=tiny", "environment.name=arithmetic", "stop.steps=3"])
+    settings = scheduler_settings(config)
+    run = SimRun(Scheduler(settings))
+    SimulatedDriver(run, SimSettings(), seed=1).play()
+    writer = JournalWriter(path / "journal.jsonl")
+    writer.write_header(new_header(config=to_plain(config), seed=0, queue=to_plain(settings)))
+    for entry in run.entries:
+        writer.write_event(entry.seq, entry.t, entry.event, entry.commands, entry.notes)
+    writer.close()
+    return path
+
+
+def test_report_as_text_and_as_json(run_dir, capsys):
+    assert main(["report", str(run_dir)]) == 0
+    assert "3 steps" in capsys.readouterr().out
+    assert main(["report", str(run_dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 3
+
+
+def test_replay_verifies(run_dir, capsys):
+    assert main(["replay", str(run_dir), "--verify"]) == 0
+    assert capsys.readouterr().out.startswith("verified: ")
+
+
+def test_replay_of_a_changed_journal_is_exit_code_1(run_dir, tmp_path, capsys):
+    text = (run_dir / "journal.jsonl").read_text()
+    (tmp_path / "journal.jsonl").write_text(text.replace('"at_s":180.0', '"at_s":181.0', 1))
+    assert main(["replay", str(tmp_path), "--verify"]) == 1
+    assert capsys.readouterr().out.startswith(
+        "event 0 (RunStarted at 0.000000 s) gives other commands than recorded\n"
+    )
+
+
+def test_a_damaged_journal_is_bad_input_with_its_line(run_dir, tmp_path, capsys):
+    lines = (run_dir / "journal.jsonl").read_text().splitlines(keepends=True)
+    lines[4] = "damage\n"
+    (tmp_path / "journal.jsonl").write_text("".join(lines))
+    assert main(["replay", str(tmp_path), "--verify"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'journal.jsonl'}:5: ")

@@ -1,0 +1,158 @@
+"""The real configuration: required keys, rules between sections, the environment's own arguments."""
+
+import pytest
+
+from headway.config.compose import EXAMPLES, Config
+from headway.config.load import load_config
+from headway.config.schema import keys_of, sections_of
+from headway.core.errors import ConfigError
+
+BASE = ("model.path=tiny", "environment.name=arithmetic")
+CODE = ("model.path=tiny", "environment.name=python-code")
+
+
+def problems(*overrides):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, overrides)
+    return [str(problem).removeprefix("command line: ") for problem in caught.value.problems]
+
+
+def test_every_key_has_a_description_and_every_required_key_an_example():
+    for section, settings in sections_of(Config).items():
+        for name, key in keys_of(settings).items():
+            assert len(key.doc) > 10, f"{section}.{name} needs a description"
+            assert key.is_required == (f"{section}.{name}" in EXAMPLES)
+            if key.is_optional:
+                assert key.default is None, "TOML has no null, so unset must be the default"
+
+
+def test_what_is_required():
+    assert [problem.partition(": is required: ")[0] for problem in problems()] == [
+        "model.path",
+        "environment.name",
+    ]
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
+def test_group_size_1_with_a_group_estimator(advantage):
+    assert problems(*BASE, "queue.group_size=1", f"algorithm.advantage={advantage}") == [
+        "queue.group_size: group size 1 with a group estimator: must be at least 2 when "
+        f'algorithm.advantage is "{advantage}", which compares the rollouts of a group (got 1). '
+        "Use queue.group_size = 8"
+    ]
+
+
+def test_group_size_1_with_an_advantage_of_ones_own():
+    config = load_config(None, (*BASE, "queue.group_size=1", "algorithm.advantage=mine:reward"))
+    assert config.queue.group_size == 1
+
+
+def test_batch_size_that_is_no_multiple_of_the_group_size():
+    assert problems(*BASE, "queue.group_size=8", "queue.batch_size=30") == [
+        "queue.batch_size: batch_size must be a multiple of group_size (8) (got 30). Use 24 or 32"
+    ]
+
+
+def test_depth_beyond_the_bound():
+    (problem,) = problems(*BASE, "queue.depth=3", "queue.bound=1")
+    assert problem.startswith("queue.depth: ")
+    assert "(1)" in problem
+    assert "(got 3)" in problem
+
+
+def test_an_answer_as_long_as_the_context():
+    (problem,) = problems(*BASE, "generator.max_answer_tokens=64", "generator.max_context_tokens=64")
+    assert problem.startswith("generator.max_answer_tokens: ")
+    assert "(got 64)" in problem
+
+
+def test_truncated_sampling_without_the_kept_ids_is_refused():
+    rule = "training on truncated samples needs the ids that were kept, which are not recorded"
+    assert problems(*BASE, "generator.top_p=0.9", "generator.top_k=5") == [
+        f"generator.top_p: must be 1: {rule} (got 0.9). Use generator.temperature instead",
+        f"generator.top_k: must be 0: {rule} (got 5). Use generator.temperature instead",
+    ]
+
+
+def test_greedy_training_is_refused():
+    assert problems(*BASE, "generator.temperature=0") == [
+        "generator.temperature: must be above 0: greedy rollouts of a group are all alike and carry no "
+        "signal (got 0.0). Use 1.0; eval.temperature sets evaluation's own"
+    ]
+
+
+def test_periodic_evaluation_without_tasks():
+    assert problems(*BASE, "eval.num_tasks=0", "eval.every_steps=5") == [
+        "eval.num_tasks: must be at least 1 when eval.every_steps is 5 (got 0). "
+        "Use 64, or eval.every_steps = 0"
+    ]
+    assert load_config(None, (*BASE, "eval.num_tasks=0")).eval.num_tasks == 0
+
+
+def test_a_silence_shorter_than_two_heartbeats():
+    assert problems(*BASE, "run.heartbeat_s=2", "run.lost_after_s=3") == [
+        "run.lost_after_s: must be at least twice run.heartbeat_s (2) (got 3.0). Use 4 or more"
+    ]
+
+
+def test_an_unknown_environment():
+    (problem,) = problems("model.path=tiny", "environment.name=python-cod")
+    assert problem.startswith(
+        "environment.name: no such environment (got 'python-cod'). Did you mean python-code? "
+    )
+
+
+def test_the_environments_arguments_are_checked_like_any_key():
+    given = [f"environment.args.{text}" for text in ("kind=outptu", "turns='2'", "lvels=[1]", "num_eval=0")]
+    assert problems(*CODE, *given) == [
+        'environment.args.kind: must be "output" or "function" (got \'outptu\'). Did you mean "output"?',
+        "environment.args.turns: must be an integer (got '2'). Write it without quotes",
+        "environment.args.lvels: is not an argument of the environment python-code (got [1]). "
+        "Did you mean levels?",
+        "environment.args.num_eval: must be at least 1 (got 0)",
+    ]
+    assert problems(*CODE, "environment.args.levels=[]") == [
+        "environment.args.levels: must name at least one (got [])"
+    ]
+
+
+def test_an_argument_is_found_on_its_line(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\npath = "tiny"\n[environment]\nname = "arithmetic"\nargs.style = "bear"\n')
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value) == (
+        f'{path}:5: environment.args.style: must be "bare" or "question" (got \'bear\'). Did you mean "bare"?'
+    )
+
+
+def test_arguments_are_completed_with_the_environments_defaults():
+    config = load_config(None, (*BASE, "environment.args.levels=[3]"))
+    assert config.environment.args == {"style": "bare", "levels": [3], "num_eval": 64}
+
+
+OWN = '''
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class Arguments:
+    size: int
+    limit: int | None = None
+class Own:
+    """Mine."""
+    settings_type = Arguments
+    def num_tasks(self): ...
+    def task(self): ...
+    def prompt(self): ...
+    def rollout(self): ...
+    def score(self): ...
+'''
+
+
+def test_an_environment_of_ones_own_in_a_file(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    name = f"environment.name={file}"
+    config = load_config(None, ("model.path=tiny", name, "environment.args.size=3"))
+    assert config.environment.args == {"size": 3}
+    (problem,) = problems("model.path=tiny", name)
+    assert problem.startswith("environment.args.size: is required by the environment ")
