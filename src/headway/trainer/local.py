@@ -99,7 +99,7 @@ class LocalTrainer:
         """Take one optimizer step on a whole batch.
 
         A step whose loss or gradient is not finite leaves the weights as they are, counts as a step (the
-        version's number rises) and reports `nonfinite` 1.
+        version's number rises) and reports `nonfinite` 1; metrics that are not finite are left out.
 
         Raises HeadwayError for rows that cannot be trained, and when more than MAX_NONFINITE_STEPS steps in
         a row were not finite.
@@ -110,12 +110,11 @@ class LocalTrainer:
         metrics = sums.metrics() | self.optim_step()
         if (num := self._num_nonfinite) > MAX_NONFINITE_STEPS:
             names = ", ".join(row.rollout for row in rows[:8])
-            rule = (
-                f"loss and gradient must be finite; step {self._steps} was skipped like the {num - 1} before"
-            )
+            rule = f"loss and gradient must be finite; {num} steps in a row were not, the last {self._steps}"
             remedy = f"Its first rollouts are {names}. A lower trainer.learning_rate may help"
             raise HeadwayError(rule, value=(metrics["loss"], metrics["grad_norm"]), remedy=remedy)
-        return StepResult(sums.num_tokens, sums.num_trained_tokens, metrics)
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        return StepResult(sums.num_tokens, sums.num_trained_tokens, finite)
 
     def forward(
         self, rows: Sequence[Row], policy: Literal["policy", "reference"] = "policy"
