@@ -26,7 +26,7 @@ def running(marker):
 
 
 async def until_running(marker):
-    while not running(marker):
+    while not running(marker):  # noqa: ASYNC110 - another process tells nobody
         await asyncio.sleep(0.01)
 
 
@@ -66,7 +66,10 @@ class SandboxContract:
         assert (result.rc, result.signal, result.cause, result.stdout) == (None, 9, "killed", "x\n")
 
     async def test_a_loop_that_ignores_sigterm_ends_at_the_wall_limit(self, sandbox):
-        code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True)\nwhile 1: time.sleep(1)"
+        code = (
+            "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True)\n"
+            "while 1: time.sleep(1)"
+        )
         result = await sandbox.exec([*PYTHON, code], limits=ExecLimits(wall_s=0.5))
         assert (result.rc, result.cause, result.stdout) == (None, "wall", "up\n")
 
@@ -152,9 +155,7 @@ class SandboxContract:
     async def test_cancelling_exec_ends_its_processes(self, sandbox):
         # Behaviour check 28, after the start.
         marker = f"986{uuid.uuid4().int % 10**9}"
-        work = asyncio.create_task(
-            sandbox.exec(["sh", "-c", f"setsid sleep {marker} & sleep {marker}"])
-        )
+        work = asyncio.create_task(sandbox.exec(["sh", "-c", f"setsid sleep {marker} & sleep {marker}"]))
         await until_running(marker)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -189,7 +190,9 @@ class SandboxContract:
 
     async def test_live_sandboxes_are_found_by_label_and_reaped_by_run(self, provider):
         run = f"reap-{uuid.uuid4().hex}"
-        made = [await provider.create(f"{run}/{number}", {"run": run, "n": str(number)}) for number in range(3)]
+        made = [
+            await provider.create(f"{run}/{number}", {"run": run, "n": str(number)}) for number in range(3)
+        ]
         await made[0].write("file", b"x")
         assert await provider.list({"run": run, "n": "1"}) == [f"{run}/1"]
         assert len(await provider.list({"run": run})) == 3

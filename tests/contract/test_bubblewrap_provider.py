@@ -17,7 +17,9 @@ class TestBubblewrap(SandboxContract):
         return BubblewrapProvider(SandboxSettings(directory=str(tmp_path / "sandboxes")))
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="the class above runs directly")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="the class above runs directly"
+)
 class TestBubblewrapWithoutAView(SandboxContract):
     """What an ordinary user gets; root may run it too, without the process limit."""
 

@@ -144,7 +144,7 @@ class ScriptedEngine:
             self._waiting[0][2].done() or self._waiting[0][2].set_result(None)
 
     async def _held(self, stop):
-        while not self.hold.is_set() and not stop.is_set():
+        while not self.hold.is_set() and not stop.is_set():  # noqa: ASYNC110 - either of two events
             await asyncio.sleep(0.001)
 
     def _token(self, request, at, ids):

@@ -105,7 +105,10 @@ def test_decode_shows_or_hides_special_tokens(renderer, tokenizer):
 def test_a_template_file_and_a_named_default_are_found(tmp_path):
     write_tokenizer(tmp_path / "file", template=None)
     (tmp_path / "file" / "chat_template.jinja").write_text(CHATML)
-    write_tokenizer(tmp_path / "named", template=[{"name": "tool", "template": "x"}, {"name": "default", "template": CHATML}])
+    write_tokenizer(
+        tmp_path / "named",
+        template=[{"name": "tool", "template": "x"}, {"name": "default", "template": CHATML}],
+    )
     first = Renderer(tmp_path / "file").first_prompt([USER])
     assert Renderer(tmp_path / "named").first_prompt([USER]) == first
 

@@ -16,12 +16,12 @@ from headway.core.commands import GrantSandbox, ReleaseSandbox, Score, StartRoll
 from headway.core.errors import DeadlineError
 from headway.core.events import Event, RolloutEnded, RolloutFailed, SandboxWanted, Scored, ScoreFailed
 from headway.core.payload import PayloadWriter, read_payload
+from headway.core.records import Task
 from headway.environments.host import RolloutHost
 from headway.renderers.recorder import Piece, pieces
 
 if TYPE_CHECKING:
     from headway.core.protocols import Engine, Environment, SandboxProvider
-    from headway.core.records import Task
     from headway.environments.conversation import GenerationLimits
     from headway.renderers.chat import Renderer
 
@@ -75,9 +75,7 @@ async def try_once(
             "try",
         )
         purpose = "eval" if split == "eval" else "train"
-        command = StartRollout(
-            _ROLLOUT, 1, _ROLLOUT, task.id, purpose, "policy", seed, temperature, _REPLICA
-        )
+        command = StartRollout(_ROLLOUT, 1, _ROLLOUT, task.id, purpose, "policy", seed, temperature, _REPLICA)
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
                 group.create_task(host.run())
