@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headway.core.commands import Cancel, GrantSandbox, ReleaseSandbox, Score, StartRollout
+from headway.core.errors import EngineError
 from headway.core.events import (
     RolloutEnded,
     RolloutFailed,
@@ -29,7 +30,7 @@ from headway.core.records import Message, Reward, Task
 from headway.environments.conversation import GenerationLimits
 from headway.environments.host import HostSettings, RolloutHost
 from headway.renderers.chat import Renderer
-from headway.sandbox.bubblewrap import BubblewrapProvider
+from headway.sandbox.bubblewrap import BubblewrapProvider, BubblewrapSandbox
 from headway.sandbox.settings import SandboxSettings
 from tests.unit.rollout_parts import ScriptedEngine, write_tokenizer
 
@@ -478,6 +479,50 @@ async def test_a_coroutine_that_swallows_its_cancellation_is_abandoned(stage, en
             await asyncio.sleep(0.01)
         assert later == ["EnvironmentFault", "SandboxError"]
         assert len(s.events) == told
+
+
+async def test_an_engine_that_is_gone_does_not_stop_the_host(stage, engine, monkeypatch):
+    async def gone(session):
+        raise EngineError("the engine's process ended")
+
+    monkeypatch.setattr(engine, "end_session", gone)
+    async with stage() as s:
+        s.start()
+        await s.until(RolloutEnded)
+        s.start("r2")
+        await s.until(RolloutEnded, 2)
+
+
+async def test_a_sandbox_that_cannot_be_removed_is_lost(stage, monkeypatch):
+    async def stuck(self):
+        raise OSError("busy")
+
+    async with stage(use_sandbox) as s:
+        s.start()
+        await s.until(RolloutEnded)
+        wanted = await s.until(SandboxWanted)
+        with monkeypatch.context() as patch:
+            patch.setattr(BubblewrapSandbox, "terminate", stuck)
+            s.host.release(ReleaseSandbox("r1", 1, wanted.sandbox))
+            assert "busy" in (await s.until(SandboxLost)).cause
+        await s.provider.reap("run")
+
+
+async def test_a_cancel_that_comes_too_late_leaves_the_ending_as_it_was(stage, engine, monkeypatch):
+    async with stage() as s:
+        told = s.host._emit
+
+        def tell(event):
+            if isinstance(event, RolloutEnded):
+                s.host.cancel(Cancel("r1", 1, "late"))
+            told(event)
+
+        s.host._emit = tell
+        s.start()
+        await s.until(RolloutEnded)
+        failed = await s.until(RolloutFailed)
+        assert failed.message == "nothing of this attempt runs here"
+    assert engine.ended_sessions == ["r1.1"]
 
 
 async def test_closing_ends_everything_and_says_nothing(stage, engine):

@@ -184,7 +184,10 @@ class _Tree:
             said = self._err.text().strip() or "it said nothing"
             raise SandboxError(f"the sandbox did not start: {said}")
         # bubblewrap writes the pid before it lets its child run, so it is there by now.
-        self._init_fd = os.pidfd_open(json.loads(os.read(self._info, 4096))["child-pid"])
+        try:
+            self._init_fd = os.pidfd_open(json.loads(os.read(self._info, 4096))["child-pid"])
+        except (OSError, ValueError, KeyError) as error:
+            raise SandboxError(f"the sandbox's first process cannot be watched: {error!r}") from error
         self._stack.callback(os.close, self._init_fd)
 
     async def wait(self, stdin: bytes, wall_s: float, over_quota: Callable[[], Cause | None]) -> Cause:
