@@ -10,7 +10,6 @@ import asyncio
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,43 +59,53 @@ class Prepared:
 
 
 def live(prepared: Prepared) -> int:
-    """Run one life to its end and return the command's exit code."""
-    directory.claim(prepared.run_dir)
-    weights_dir = _weights_dir(prepared)
+    """Run one life to its end and return the command's exit code.
+
+    Raises the original error of a worker that died.
+    """
+    run_dir = prepared.run_dir
+    record = directory.LifeRecord(os.getpid(), prepared.run_id, str(_weights_dir(prepared)))
+    directory.begin_life(run_dir, record)
     try:
-        finish, death = asyncio.run(_Life(prepared, weights_dir).run())
+        Path(record.weights_dir).mkdir(mode=0o700, exist_ok=True)
+        finish, death = asyncio.run(_Life(prepared, Path(record.weights_dir)).run())
     except (KeyboardInterrupt, asyncio.CancelledError):
-        prepared.say("stopped at once; `headway resume` goes on from the last checkpoint")
+        prepared.say(f"stopped at once; `headway resume {run_dir}` goes on from the last checkpoint")
         return EXIT_INTERRUPTED
     finally:
-        asyncio.run(BubblewrapProvider(prepared.config.sandbox).reap(prepared.run_id))
-        if weights_dir.parent != prepared.run_dir:
-            shutil.rmtree(weights_dir, ignore_errors=True)
+        sweep(prepared.config, record)
         prepared.journal.close()
-        directory.write_summary(prepared.run_dir, prepared.metrics.summary())
-        directory.release(prepared.run_dir)
-    if death is not None:
-        raise _original(death)
+        directory.write_summary(run_dir, prepared.metrics.summary())
+        directory.end_life(run_dir)
     if finish.failed:
+        prepared.say(f"the run stays in {run_dir}; `headway resume {run_dir}` goes on from its last checkpoint")
+        if death is not None:
+            raise _original(death)
         prepared.say(f"error: {finish.message}")
         return EXIT_FAILED
     return EXIT_INTERRUPTED if finish.outcome == "interrupted" else EXIT_OK
 
 
+def sweep(config: Config, record: directory.LifeRecord) -> None:
+    """Remove what a life had outside its run directory: sandboxes, and weights in shared memory."""
+    asyncio.run(BubblewrapProvider(config.sandbox).reap(record.run_id))
+    shutil.rmtree(record.weights_dir, ignore_errors=True)
+
+
 def _original(death: Death) -> HeadwayError:
-    """Return the dead worker's own error, with its traceback as the text of an internal one."""
-    if death.error is not None:
-        return death.error
+    """Return the dead worker's own error; what it said last is a note on it."""
     name = f"{death.job.role} worker {death.job.name}"
-    return WorkerDiedError(f"{name} died: {death.cause}\n--- its last words ---\n{death.trace.rstrip()}")
+    error = death.error or WorkerDiedError(f"{name} died: {death.cause}")
+    error.add_note(f"--- the last words of {name} ---\n{death.trace.rstrip()}")
+    return error
 
 
 def _weights_dir(prepared: Prepared) -> Path:
     """Return where versions are handed over: shared memory where there is some, else the run directory."""
     shared = Path("/dev/shm")
     if shared.is_dir() and os.access(shared, os.W_OK):
-        return Path(tempfile.mkdtemp(prefix="headway-weights-", dir=shared))
-    return prepared.run_dir / "weights"
+        return shared / f"headway-weights-{prepared.run_id}"
+    return prepared.run_dir.absolute() / "weights"
 
 
 class _Life:
@@ -130,7 +139,7 @@ class _Life:
                 await crew.stop(prepared.config.run.exit_timeout_s)
         finally:
             crew.kill()
-        return finish, crew.death if finish.failed else None
+        return finish, crew.death
 
     def _watch_signals(self, driver: LiveDriver) -> None:
         loop = asyncio.get_running_loop()
