@@ -229,8 +229,9 @@ def test_after_a_resume_submissions_stay_within_the_bound() -> None:
 def test_steps_that_a_checkpoint_contains_are_not_trained_again() -> None:
     run = SimRun(Scheduler(BASE))
     driver = SimulatedDriver(run, SimSettings(), 1)
-    driver.play(stop_after=1200)
+    driver.play(stop_after=1700)
     saved = run.checkpoints[-1]
+    assert saved < 6
     before = {step: rows for step, rows in run.trained.items() if step <= saved}
     SimulatedDriver(run, SimSettings(), 2, lineage=1, start_s=run.entries[-1].t).play()
     steps = [event.step for _, event in events_of(run, StepEnded)]  # pyright: ignore

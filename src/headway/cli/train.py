@@ -33,13 +33,15 @@ def command(config: Path, overrides: tuple[str, ...], print_config: bool, smoke:
       headway train examples/tiny.toml --smoke
       headway train examples/tiny.toml --print-config
     """
-    from headway.config.load import load_config
+    from headway.config.load import load_config, placing
     from headway.config.show import render_config
 
-    resolved = load_config(config, (*(SMOKE if smoke else ()), *overrides))
+    given = (*(SMOKE if smoke else ()), *overrides)
+    resolved = load_config(config, given)
     if print_config:
         click.echo(render_config(resolved), nl=False)
         return 0
     from headway.runtime.train import train
 
-    return train(resolved, config_path=config)
+    with placing(config, given):
+        return train(resolved, config_path=config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headway.config.arguments import with_all_arguments
@@ -9,9 +10,10 @@ from headway.config.compose import EXAMPLES, Config
 from headway.config.rules import RULES
 from headway.config.source import read_source
 from headway.config.validate import validate
+from headway.core.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -31,3 +33,14 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """
     config = validate(Config, read_source(path, overrides), examples=EXAMPLES, rules=RULES)
     return with_all_arguments(config)
+
+
+@contextmanager
+def placing(path: Path | None, overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Add the place of its key to a UserError raised inside: what is found out only when a value is used."""
+    try:
+        yield
+    except UserError as error:
+        if error.key and not error.where:
+            error.where = read_source(path, overrides).where(error.key)
+        raise

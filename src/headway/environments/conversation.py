@@ -7,6 +7,7 @@ recorder untouched (renderers/chat.py says how the turns are joined).
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,9 +89,10 @@ class Conversation:
     async def close(self) -> None:
         """End the engine's session, and the answer that is awaited, if any."""
         self._closed = True
-        if self._running is not None:
-            await self._engine.abort([self._running])
-        await self._engine.end_session(self.session)
+        with contextlib.suppress(EngineError):  # a lost engine has no sessions left to end
+            if self._running is not None:
+                await self._engine.abort([self._running])
+            await self._engine.end_session(self.session)
 
     async def _answer(self, messages: list[Message], max_tokens: int | None) -> Reply:
         parent = self.num_turns - 1

@@ -79,11 +79,15 @@ class SandboxLease:
         held = self._state == "granted"
         self._state = "released"
         self._decided.set()
+        ending: Event = SandboxReleased(self._rollout, self._attempt, self._id)
         if self._inner is not None:
-            await self._inner.terminate()
+            try:
+                await self._inner.terminate()
+            except (SandboxError, OSError) as error:
+                ending = SandboxLost(self._rollout, self._attempt, self._id, f"not removed: {error}")
             self._inner = None
         if held:
-            self._emit(SandboxReleased(self._rollout, self._attempt, self._id))
+            self._emit(ending)
 
     async def exec(
         self,

@@ -16,12 +16,12 @@ from headway.core.commands import GrantSandbox, ReleaseSandbox, Score, StartRoll
 from headway.core.errors import DeadlineError
 from headway.core.events import Event, RolloutEnded, RolloutFailed, SandboxWanted, Scored, ScoreFailed
 from headway.core.payload import PayloadWriter, read_payload
+from headway.core.records import Task
 from headway.environments.host import RolloutHost
 from headway.renderers.recorder import Piece, pieces
 
 if TYPE_CHECKING:
     from headway.core.protocols import Engine, Environment, SandboxProvider
-    from headway.core.records import Task
     from headway.environments.conversation import GenerationLimits
     from headway.renderers.chat import Renderer
 

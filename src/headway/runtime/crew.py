@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.core.clock import stopwatch
 from headway.core.errors import HeadwayError
 from headway.core.events import Event, WorkerLost
 from headway.runtime.job import Job
@@ -37,6 +38,7 @@ class Worker:
     process: subprocess.Popen[bytes]
     link: Link
     log: Path
+    joined: bool = False  # before that it loads, listens to nobody and holds nothing
     stopping: bool = False
 
 
@@ -100,12 +102,14 @@ class Crew:
             if message is None:
                 break
             if message[0] == "event":
+                worker.joined = True
                 self.emit(message[1])
             elif message[0] == "died":
                 told = message[1:]
         if worker.stopping:
             return
         if silent:
+            worker.process.kill()
             cause = f"it said nothing for {limit_s:g} s (run.lost_after_s): its event loop is blocked"
             death = Death(worker.job, None, cause, _tail(worker.log))
         elif told is not None:
@@ -118,13 +122,17 @@ class Crew:
         self.emit(WorkerLost(worker.job.role, worker.job.name, death.cause))
 
     async def stop(self, grace_s: float) -> None:
-        """Let every worker leave; end those that do not within `grace_s` seconds."""
+        """Let every worker leave; end those that have not after `grace_s` seconds, all together."""
         for worker in self.workers:
             worker.stopping = True
-            worker.link.send("stop")
+            if worker.joined:
+                worker.link.send("stop")
+            else:
+                worker.process.kill()
+        until = stopwatch() + grace_s
         for worker in self.workers:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(worker.process.wait, grace_s)
+                await asyncio.to_thread(worker.process.wait, max(0.0, until - stopwatch()))
         self.kill()
 
     def kill(self) -> None:

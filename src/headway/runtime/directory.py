@@ -8,6 +8,7 @@ checkpoints/      the trainer's checkpoints and the scheduler's snapshots
 weights/          the newest published versions
 logs/             what each worker process wrote
 summary.json      the report's metrics, written at the end
+life.json         the process that drives the run, while it does
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from headway.core.errors import RunDirectoryError
 
-CONFIG, JOURNAL, SUMMARY, LOCK = "config.toml", "journal.jsonl", "summary.json", "pid"
+CONFIG, JOURNAL, SUMMARY, LIFE = "config.toml", "journal.jsonl", "summary.json", "life.json"
 
 
 def create(parent: Path, name: str) -> Path:
@@ -59,26 +61,46 @@ def free_name(parent: Path, name: str) -> str:
     return f"{name}-{number}"
 
 
-def claim(path: Path) -> None:
-    """Note that this process drives the run; RunDirectoryError when another one does."""
-    lock = path / LOCK
-    if lock.exists():
-        pid = int(lock.read_text() or 0)
-        if pid and pid != os.getpid() and Path(f"/proc/{pid}").exists() and _drives(pid, path):
-            raise RunDirectoryError(f"process {pid} is still running the run {path}", remedy="Stop it first.")
-    lock.write_text(str(os.getpid()))
+@dataclass(frozen=True, slots=True)
+class LifeRecord:
+    """What one life of a run has outside its directory; read by the next one if this one is killed."""
+
+    pid: int  # the driver's
+    run_id: str  # labels its sandboxes
+    weights_dir: str  # where it hands versions over
 
 
-def release(path: Path) -> None:
-    """Take back `claim`."""
-    (path / LOCK).unlink(missing_ok=True)
+def last_life(path: Path) -> LifeRecord | None:
+    """Return the record that the last life left because it was killed, None when it ended by itself.
 
-
-def _drives(pid: int, path: Path) -> bool:
-    try:
-        return "headway" in Path(f"/proc/{pid}/cmdline").read_text() or path.name in os.readlink(
-            f"/proc/{pid}/cwd"
+    Raises RunDirectoryError when that life is still going.
+    """
+    file = path / LIFE
+    if not file.exists():
+        return None
+    record = LifeRecord(**json.loads(file.read_text()))
+    if record.pid != os.getpid() and _is_headway(record.pid):
+        raise RunDirectoryError(
+            f"process {record.pid} is still running the run {path}", remedy="Stop it first."
         )
+    return record
+
+
+def begin_life(path: Path, record: LifeRecord) -> None:
+    """Note that this process drives the run, whole or not at all."""
+    temporary = path / f"{LIFE}.new"
+    temporary.write_text(json.dumps(asdict(record)) + "\n")
+    temporary.replace(path / LIFE)
+
+
+def end_life(path: Path) -> None:
+    """Take back `begin_life`: nothing is left outside the run directory."""
+    (path / LIFE).unlink(missing_ok=True)
+
+
+def _is_headway(pid: int) -> bool:
+    try:
+        return b"headway" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

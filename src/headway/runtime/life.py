@@ -10,7 +10,6 @@ import asyncio
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from headway.queue.scheduler import Scheduler
 from headway.runtime import directory, snapshots
 from headway.runtime.crew import Crew, Death
 from headway.runtime.job import Job, Role
-from headway.runtime.live import LiveDriver, Threads
+from headway.runtime.live import LiveDriver, Share, Threads
 from headway.runtime.wire import socket_pair
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.telemetry.journal_writer import JournalWriter
@@ -60,43 +59,53 @@ class Prepared:
 
 
 def live(prepared: Prepared) -> int:
-    """Run one life to its end and return the command's exit code."""
-    directory.claim(prepared.run_dir)
-    weights_dir = _weights_dir(prepared)
+    """Run one life to its end and return the command's exit code.
+
+    Raises the original error of a worker that died.
+    """
+    run_dir = prepared.run_dir
+    record = directory.LifeRecord(os.getpid(), prepared.run_id, str(_weights_dir(prepared)))
+    directory.begin_life(run_dir, record)
     try:
-        finish, death = asyncio.run(_Life(prepared, weights_dir).run())
+        Path(record.weights_dir).mkdir(mode=0o700, exist_ok=True)
+        finish, death = asyncio.run(_Life(prepared, Path(record.weights_dir)).run())
     except (KeyboardInterrupt, asyncio.CancelledError):
-        prepared.say("stopped at once; `headway resume` goes on from the last checkpoint")
+        prepared.say(f"stopped at once; `headway resume {run_dir}` goes on from the last checkpoint")
         return EXIT_INTERRUPTED
     finally:
-        asyncio.run(BubblewrapProvider(prepared.config.sandbox).reap(prepared.run_id))
-        if weights_dir.parent != prepared.run_dir:
-            shutil.rmtree(weights_dir, ignore_errors=True)
+        sweep(prepared.config, record)
         prepared.journal.close()
-        directory.write_summary(prepared.run_dir, prepared.metrics.summary())
-        directory.release(prepared.run_dir)
-    if death is not None:
-        raise _original(death)
+        directory.write_summary(run_dir, prepared.metrics.summary())
+        directory.end_life(run_dir)
     if finish.failed:
+        prepared.say(f"the run stays in {run_dir}; `headway resume {run_dir}` goes on from its last checkpoint")
+        if death is not None:
+            raise _original(death)
         prepared.say(f"error: {finish.message}")
         return EXIT_FAILED
     return EXIT_INTERRUPTED if finish.outcome == "interrupted" else EXIT_OK
 
 
+def sweep(config: Config, record: directory.LifeRecord) -> None:
+    """Remove what a life had outside its run directory: sandboxes, and weights in shared memory."""
+    asyncio.run(BubblewrapProvider(config.sandbox).reap(record.run_id))
+    shutil.rmtree(record.weights_dir, ignore_errors=True)
+
+
 def _original(death: Death) -> HeadwayError:
-    """Return the dead worker's own error, with its traceback as the text of an internal one."""
-    if death.error is not None:
-        return death.error
+    """Return the dead worker's own error; what it said last is a note on it."""
     name = f"{death.job.role} worker {death.job.name}"
-    return WorkerDiedError(f"{name} died: {death.cause}\n--- its last words ---\n{death.trace.rstrip()}")
+    error = death.error or WorkerDiedError(f"{name} died: {death.cause}")
+    error.add_note(f"--- the last words of {name} ---\n{death.trace.rstrip()}")
+    return error
 
 
 def _weights_dir(prepared: Prepared) -> Path:
     """Return where versions are handed over: shared memory where there is some, else the run directory."""
     shared = Path("/dev/shm")
     if shared.is_dir() and os.access(shared, os.W_OK):
-        return Path(tempfile.mkdtemp(prefix="headway-weights-", dir=shared))
-    return prepared.run_dir / "weights"
+        return shared / f"headway-weights-{prepared.run_id}"
+    return prepared.run_dir.absolute() / "weights"
 
 
 class _Life:
@@ -130,7 +139,7 @@ class _Life:
                 await crew.stop(prepared.config.run.exit_timeout_s)
         finally:
             crew.kill()
-        return finish, crew.death if finish.failed else None
+        return finish, crew.death
 
     def _watch_signals(self, driver: LiveDriver) -> None:
         loop = asyncio.get_running_loop()
@@ -151,9 +160,9 @@ class _Life:
         environments = [f"environment{index}" for index in range(self._prepared.config.environment.workers)]
         pairs = {name: socket_pair() for name in environments}
         links = tuple((name, pair[0].fileno()) for name, pair in pairs.items())
-        generator = self._job("generator", GENERATOR, links, self._threads.alone)
+        generator = self._job("generator", GENERATOR, links, self._threads.generator.alone)
         await self._start(crew, driver, generator, [pair[0] for pair in pairs.values()])
-        await self._start(crew, driver, self._job("trainer", "trainer", (), self._threads.trainer), [])
+        await self._start(crew, driver, self._job("trainer", "trainer", (), self._threads.trainer.alone), [])
         for name, pair in pairs.items():
             job = self._job("environment", name, ((GENERATOR, pair[1].fileno()),), 1)
             await self._start(crew, driver, job, [pair[1]])
@@ -180,14 +189,11 @@ class _Life:
 
 
 def divide_cores(config: Config) -> Threads:
-    """Divide the cores: all to each side when they take turns (bound 0), half each when both compute."""
+    """Divide the cores: half each while both sides compute, all for one while the other waits."""
     cores = len(os.sched_getaffinity(0))
-    if config.queue.bound == 0:
-        return Threads(
-            config.generator.threads or cores,
-            config.trainer.threads or cores,
-            config.generator.threads or cores,
-        )
-    trainer = config.trainer.threads or max(1, cores // 2)
-    generator = config.generator.threads or max(1, cores - trainer)
-    return Threads(generator, trainer, config.generator.threads or cores)
+    half = max(1, cores // 2)
+    fixed = config.generator.threads, config.trainer.threads
+    return Threads(
+        Share(fixed[0] or max(1, cores - half), fixed[0] or cores),
+        Share(fixed[1] or half, fixed[1] or cores),
+    )

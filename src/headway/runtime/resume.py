@@ -6,11 +6,10 @@ from pathlib import Path
 
 from headway.config.load import load_config
 from headway.core.events import RunResumed
-from headway.models.checkpoint import resolve, verify
 from headway.runtime import directory, snapshots
 from headway.runtime.job import checkpoint_dir
-from headway.runtime.life import Prepared, live
-from headway.runtime.train import run_id, say, scheduler_settings
+from headway.runtime.life import Prepared, live, sweep
+from headway.runtime.train import model_directory, run_id, say, scheduler_settings
 from headway.telemetry.journal import read_journal, truncate_torn_tail
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
@@ -23,19 +22,20 @@ def resume(run_dir: Path) -> int:
     Raises RunDirectoryError when it is not a run or is still running, JournalError when its journal is
     damaged.
     """
-    directory.claim(run_dir)
+    killed = directory.last_life(run_dir)
     path = run_dir / directory.JOURNAL
     truncate_torn_tail(path)
     journal = read_journal(run_dir)
     config = load_config(run_dir / directory.CONFIG, ())
+    if killed is not None:
+        sweep(config, killed)
+        directory.end_life(run_dir)
     settings = scheduler_settings(config)
     scheduler, next_seq, last_s = snapshots.rebuild(run_dir, settings, journal)
     if scheduler.state.phase == "finished" and scheduler.state.outcome not in ("interrupted", "failed"):
         say(f"the run {run_dir} is complete ({scheduler.state.outcome}: {scheduler.state.message})")
-        directory.release(run_dir)
         return 0
-    model_dir = resolve(config.model.path)
-    verify(model_dir)
+    model_dir = model_directory(config)
     checkpoint = latest_checkpoint(checkpoint_dir(run_dir))
     step = int(read_checkpoint(checkpoint)["step"]) if checkpoint is not None else 0
     lineage = scheduler.state.lineage + 1

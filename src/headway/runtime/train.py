@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.config.show import write_config
 from headway.core.clock import wall_time
 from headway.core.codec import to_plain
+from headway.core.errors import ModelError
 from headway.core.events import RunStarted
 from headway.models.checkpoint import resolve, verify
 from headway.models.load import model_facts
@@ -33,8 +35,7 @@ def train(config: Config, *, config_path: Path) -> int:
     parent = Path(config.run.dir)
     if not config.run.name:
         name = directory.free_name(parent, name)
-    model_dir = resolve(config.model.path)
-    verify(model_dir)
+    model_dir = model_directory(config)
     run_dir = directory.create(parent, name)
     say(f"run directory: {run_dir}")
     write_config(config, run_dir / directory.CONFIG)
@@ -68,6 +69,25 @@ def train(config: Config, *, config_path: Path) -> int:
             say=say,
         )
     )
+
+
+def model_directory(config: Config) -> Path:
+    """Return the checkpoint of `model.path`, verified.
+
+    Raises ModelError when it is missing, incomplete or of an unknown family.
+    """
+    try:
+        path = resolve(config.model.path, progress=_say_aside)
+        verify(path)
+    except ModelError as error:
+        error.key = error.key or "model.path"
+        raise
+    return path
+
+
+def _say_aside(line: str) -> None:
+    """Print a line that is no part of the run's own output, which begins with the run directory."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def say(line: str) -> None:

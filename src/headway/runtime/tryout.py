@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from headway.core.events import Scored, ToolEnded
 from headway.environments.registry import build
-from headway.environments.trial import Trial, try_once as run_trial
-from headway.models.checkpoint import resolve, verify
+from headway.environments.trial import Trial
+from headway.environments.trial import try_once as run_trial
 from headway.renderers.chat import Renderer
 from headway.runtime.environment_worker import check_prompts, generation_limits
 from headway.runtime.generator_worker import build_engine
-from headway.runtime.train import say
+from headway.runtime.train import model_directory, say
 from headway.sandbox.bubblewrap import BubblewrapProvider
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 def try_once(config: Config, *, split: str, index: int, level: int | None, temperature: float) -> int:
     """Run, print and score one rollout; returns 0, or 1 when it failed."""
-    model_dir = resolve(config.model.path, progress=say)
-    verify(model_dir)
+    model_dir = model_directory(config)
     trial = asyncio.run(_run(config, model_dir, split, index, level, temperature))
     _show(trial)
     return 0 if isinstance(trial.score, Scored) else 1
@@ -68,7 +67,9 @@ def _show(trial: Trial) -> None:
         if len(trial.branches) > 1:
             say(f"=== branch {number} ===")
         for piece in branch:
-            say(f"--- {'trained' if piece.trained else 'masked'}, {piece.num_tokens} tokens ---\n{piece.text}")
+            say(
+                f"--- {'trained' if piece.trained else 'masked'}, {piece.num_tokens} tokens ---\n{piece.text}"
+            )
         num_trained = sum(piece.num_tokens for piece in branch if piece.trained)
         say(f"--- {num_trained} of {sum(piece.num_tokens for piece in branch)} tokens would be trained ---")
     if trial.failure:
