@@ -44,7 +44,7 @@ class Slot:
 
 
 def _reluctance(slot: Slot, session: str) -> tuple[bool, bool, int]:
-    """Order idle slots: the session's own; an empty one, the memory touched last first; the oldest kept one."""
+    """Order idle slots: the session's own; empty ones, last touched first; the longest kept."""
     kept = slot.resident > 0
     return slot.session != session, kept, slot.used_at if kept else -slot.used_at
 
