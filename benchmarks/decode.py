@@ -165,7 +165,7 @@ async def main() -> None:
         decode_text=None,
         read_weights=lambda _: model.state_dict().items(),
     )
-    warm = Scene("warm", [[1, 2, 3]] * 8, [2] * 8)
+    warm = Scene("warm", [[1, 2, 3]] * options.concurrent, [2] * options.concurrent)
     await run_engine(engine, warm, "warm")
     run_transformers(model, warm)
     result: dict[str, object] = {"threads": options.threads, "concurrent": options.concurrent}
