@@ -257,7 +257,9 @@ class Bench:
     def leftovers(self):
         """Processes, sandboxes and shared memory that a run of this test has left behind."""
         left = [f"worker {pid}" for command in self.commands for pid in command.workers()]
-        left += [f"process {pid} {words}" for pid, words in processes() if str(self.sandboxes) in " ".join(words)]
+        left += [
+            f"process {pid} {words}" for pid, words in processes() if str(self.sandboxes) in " ".join(words)
+        ]
         left += [str(path) for path in self.sandboxes.glob("*")]
         left += [
             str(path)

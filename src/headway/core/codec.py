@@ -66,9 +66,10 @@ def _decoder(hint: Any) -> Decode:
         return _collection_decoder(tuple, args[0]) if args[1:] == (Ellipsis,) else _fixed_decoder(tuple, args)
     if origin in (dict, Mapping):
         return _dict_decoder(*args)
-    if isinstance(hint, type) and issubclass(hint, tuple):
-        hints = typing.get_type_hints(hint)
-        return _fixed_decoder(lambda items: hint(*items), tuple(hints.values()))
+    if isinstance(hint, type) and issubclass(hint, tuple):  # a named tuple
+        named = typing.cast("Callable[..., Any]", hint)
+        hints: dict[str, Any] = typing.get_type_hints(named)
+        return _fixed_decoder(lambda items: named(*items), tuple(hints.values()))
     if dataclasses.is_dataclass(hint):
         return _dataclass_decoder(typing.cast("type", hint))
     raise TypeError(f"cannot decode into {hint!r}")

@@ -261,8 +261,8 @@ class SimulatedDriver:
         waited = begin_s - sim.prefill_s - rollout.waiting_since_s
         self._leave_slot(rollout)
         event = TurnEnded(
-            rollout.rollout, rollout.attempt, rollout.turn, rollout.replica, tuple(spans), 30, 30 + num_tokens,
-            waited, sim.prefill_s, num_tokens * sim.token_s, "stop",
+            rollout.rollout, rollout.attempt, rollout.turn, rollout.replica, tuple(spans), 30,
+            30 + num_tokens, waited, sim.prefill_s, num_tokens * sim.token_s, "stop",
         )  # fmt: skip
         self.later(0.0, event)
         rollout.turn += 1
@@ -305,7 +305,8 @@ class SimulatedDriver:
         self.later(
             0.0,
             RolloutEnded(
-                rollout.rollout, rollout.attempt, f"p:{rollout.rollout}:{rollout.attempt}", tuple(rollout.spans),
+                rollout.rollout, rollout.attempt, f"p:{rollout.rollout}:{rollout.attempt}",
+                tuple(rollout.spans),
                 rollout.turn, rollout.turn - 1, 30, num_tokens, False,
             ),
         )  # fmt: skip

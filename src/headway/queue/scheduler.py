@@ -116,6 +116,7 @@ class Scheduler:
         versions.publish(ctx)
         versions.save(ctx)
         versions.apply(ctx)
+        resuming.restart(ctx)
         batching.release(ctx)
         admission.admit(ctx)
         stopping.finish(ctx)
@@ -232,7 +233,6 @@ class Scheduler:
         state.phase = "running"
         if settings.eval.at_start and state.step == 0 and state.evaluated < 0:
             evaluation.due(ctx)
-        resuming.ask_tasks(ctx)
 
     def _after_step(self, ctx: Context) -> None:
         every = self.settings.eval.every_steps

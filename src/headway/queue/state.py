@@ -113,6 +113,10 @@ class State:
     manifest: str = ""
     saved_step: int = -1  # newest checkpoint
 
+    restart_due: bool = (
+        False  # groups of an earlier life wait for the replicas to hold the checkpoint's weights
+    )
+
     next_group: int = 0
     next_request: int = 0
     next_task: int = 0  # position in the train split

@@ -72,7 +72,7 @@ class Crew:
             "PYTHONUNBUFFERED": "1",
         }
         with log.open("ab") as output:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: ASYNC220 - exec takes milliseconds, and only its thread may end it
                 [sys.executable, "-m", "headway.runtime.worker", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno(), *(end.fileno() for end in ends)],
                 stdin=subprocess.DEVNULL,

@@ -37,6 +37,7 @@ from headway.sandbox.bubblewrap import BubblewrapProvider
 if TYPE_CHECKING:
     from headway.config.compose import Config
 
+_SYNC_EVERY_S = 1.0
 _PROMPTS_CHECKED = 8  # of each split, before anything is generated
 
 
@@ -70,14 +71,23 @@ async def serve(job: Job, link: Link) -> None:
     async with asyncio.TaskGroup() as tasks:
         readers = [tasks.create_task(engine.run()) for engine in engines.values()]
         running = tasks.create_task(host.run())
+        syncing = tasks.create_task(_sync(payloads))
         while (message := await link.receive()) is not None and message[0] != "stop":
             if message[0] == "command":
                 _obey(environment, host, link, message[1])
         host.close()
         await running
+        syncing.cancel()
         for reader in readers:
             reader.cancel()
     payloads.close()
+
+
+async def _sync(payloads: PayloadWriter) -> None:
+    """Make payloads survive a power cut, as often as the driver does so with the journal."""
+    while True:
+        await asyncio.sleep(_SYNC_EVERY_S)
+        await asyncio.to_thread(payloads.sync)
 
 
 def _obey(environment: Environment, host: RolloutHost, link: Link, command: object) -> None:

@@ -20,6 +20,7 @@ from headway.config.compose import Config
 from headway.core.clock import RunClock
 from headway.core.errors import HeadwayError, WorkerDiedError
 from headway.core.events import Event, StopAsked
+from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.runtime import directory, snapshots
 from headway.runtime.crew import Crew, Death
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from headway.core.commands import Finish
 
 GENERATOR = "generator0"
+_VERSIONS_AT_ONCE = 5  # kept, being written, being read
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
@@ -78,7 +80,9 @@ def live(prepared: Prepared) -> int:
         directory.write_summary(run_dir, prepared.metrics.summary())
         directory.end_life(run_dir)
     if finish.failed:
-        prepared.say(f"the run stays in {run_dir}; `headway resume {run_dir}` goes on from its last checkpoint")
+        prepared.say(
+            f"the run stays in {run_dir}; `headway resume {run_dir}` goes on from its last checkpoint"
+        )
         if death is not None:
             raise _original(death)
         prepared.say(f"error: {finish.message}")
@@ -101,9 +105,14 @@ def _original(death: Death) -> HeadwayError:
 
 
 def _weights_dir(prepared: Prepared) -> Path:
-    """Return where versions are handed over: shared memory where there is some, else the run directory."""
+    """Return where versions are handed over: shared memory where enough is free, else the run directory."""
     shared = Path("/dev/shm")
-    if shared.is_dir() and os.access(shared, os.W_OK):
+    facts, trainer = model_facts(prepared.model_dir), prepared.config.trainer
+    num_params = (
+        facts.num_params if trainer.full else facts.lora_params(trainer.lora_rank, trainer.lora_targets)
+    )
+    needed = 4 * num_params * _VERSIONS_AT_ONCE
+    if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > needed:
         return shared / f"headway-weights-{prepared.run_id}"
     return prepared.run_dir.absolute() / "weights"
 

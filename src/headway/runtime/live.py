@@ -34,11 +34,12 @@ from headway.core.events import (
     CommandRefused,
     DeadlinePassed,
     Event,
-    GroupSignal,
     RolloutEnded,
     RolloutFailed,
     StepEnded,
 )
+from headway.core.notes import RolloutSettled
+from headway.runtime.signals import SignalThread
 from headway.telemetry.progress import Progress
 from headway.telemetry.records import Entry, Stat
 
@@ -89,13 +90,14 @@ class LiveDriver:
     ) -> None:
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
         self.finish: Finish | None = None
+        self._loop = asyncio.get_running_loop()
         self._scheduler = scheduler
         self._journal = journal
         self._clock = clock
         self._metrics = metrics
         self._progress = Progress(metrics)
         self._seq = next_seq
-        self._advantages = advantages
+        self._signals = SignalThread(advantages, self._from_thread)
         self._threads = threads
         self._save_snapshot = save_snapshot
         self._say = say
@@ -153,6 +155,10 @@ class LiveDriver:
         for command in commands:
             self._obey(command)
         self._share_cores(event)
+        for note in notes:
+            if isinstance(note, RolloutSettled):
+                self._owner.pop(note.rollout, None)
+                self._generating.discard(note.rollout)
         self._metrics.feed(entry)
         for line in self._progress.after(entry):
             self._say(line)
@@ -173,6 +179,9 @@ class LiveDriver:
             self._journal.write_stat(now, values)
             self._metrics.feed(Stat(now, values))
 
+    def _from_thread(self, event: Event) -> None:
+        self._loop.call_soon_threadsafe(self.inbox.put_nowait, event)
+
     def _obey(self, command: Command) -> None:
         match command:
             case WakeAt():
@@ -189,7 +198,7 @@ class LiveDriver:
             case Cancel() | GrantSandbox() | ReleaseSandbox() | Score():
                 self._send(self._owner.get(command.rollout, self._environments[0]), command)
             case Signal():
-                self._signal(command)
+                self._signals.ask(command)
             case Train():
                 self._training = True
                 self._send("trainer", command)
@@ -225,15 +234,3 @@ class LiveDriver:
         for name in self._scheduler.state.replicas:
             self._links[name].send("threads", wanted[0])
         self._links["trainer"].send("threads", wanted[1])
-
-    def _signal(self, command: Signal) -> None:
-        """Call the advantage function; it may be a user's own."""
-        rewards = [reward for _, reward in command.rewards]
-        try:
-            values = self._advantages(rewards)
-        except Exception as error:
-            message = f"the advantage function raised {type(error).__name__}: {error}"
-            self.inbox.put_nowait(CommandRefused("Signal", command.group, message))
-            return
-        pairs = tuple((name, value) for (name, _), value in zip(command.rewards, values, strict=True))
-        self.inbox.put_nowait(GroupSignal(command.group, pairs))
