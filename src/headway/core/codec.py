@@ -66,10 +66,9 @@ def _decoder(hint: Any) -> Decode:
         return _collection_decoder(tuple, args[0]) if args[1:] == (Ellipsis,) else _fixed_decoder(tuple, args)
     if origin in (dict, Mapping):
         return _dict_decoder(*args)
-    if isinstance(hint, type) and issubclass(hint, tuple):  # a named tuple
+    if isinstance(hint, type) and hasattr(hint, "_fields"):  # a named tuple
         named = typing.cast("Callable[..., Any]", hint)
-        hints: dict[str, Any] = typing.get_type_hints(named)
-        return _fixed_decoder(lambda items: named(*items), tuple(hints.values()))
+        return _fixed_decoder(lambda items: named(*items), tuple(typing.get_type_hints(named).values()))
     if dataclasses.is_dataclass(hint):
         return _dataclass_decoder(typing.cast("type", hint))
     raise TypeError(f"cannot decode into {hint!r}")
