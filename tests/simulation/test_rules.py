@@ -11,8 +11,8 @@ import pytest
 from headway.core.commands import ApplyVersion, Finish, GrantSandbox, StartRollout, Train
 from headway.core.events import (
     DeadlinePassed,
-    Event,
     EvalDue,
+    Event,
     ReplicaJoined,
     RolloutEnded,
     RunStarted,
@@ -26,7 +26,15 @@ from headway.core.events import (
     WorkerJoined,
     WorkerLost,
 )
-from headway.core.notes import BatchReleased, EvalEnded, EvalStarted, NoSignal, Refilled, RolloutSettled, Warned
+from headway.core.notes import (
+    BatchReleased,
+    EvalEnded,
+    EvalStarted,
+    NoSignal,
+    Refilled,
+    RolloutSettled,
+    Warned,
+)
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import SimRun, SimulatedDriver, simulate
 from headway.queue.scheduler import Scheduler
@@ -75,7 +83,9 @@ def test_admission_never_lets_more_groups_ahead_than_the_depth_allows(bound: int
 
 def test_depth_keeps_samples_fresher_than_the_bound() -> None:
     run = simulate(queue(bound=4, depth=1), SimSettings(train_s=20.0), 1)
-    assert max(age for batch in all_notes(run.entries, BatchReleased) for age, _ in batch.token_staleness) <= 1
+    assert (
+        max(age for batch in all_notes(run.entries, BatchReleased) for age, _ in batch.token_staleness) <= 1
+    )
 
 
 def test_async_takes_less_time_than_sync_for_the_same_steps() -> None:
@@ -106,7 +116,9 @@ def test_without_any_signal_the_run_ends_by_name_after_a_bounded_number_of_group
     assert [note.consecutive for note in all_notes(run.entries, NoSignal)] == [1, 2, 3]
     warnings = [note for note in all_notes(run.entries, Warned) if note.code == "no_signal"]
     assert len(warnings) == 3
-    groups = {command.group for command in all_commands(run.entries, StartRollout) if command.purpose == "train"}
+    groups = {
+        command.group for command in all_commands(run.entries, StartRollout) if command.purpose == "train"
+    }
     most = 3 * 2 * settings.queue.batch_groups + 3 * settings.queue.batch_groups
     assert len(groups) <= most
 
