@@ -97,7 +97,7 @@ def test_wrong_usage_is_exit_code_2(arguments, message, capsys):
 
 
 def test_a_wrong_config_shows_every_problem_and_no_traceback(tmp_path):
-    (tmp_path / "run.toml").write_text("[model]\npath = 'tiny'\ndtype = 'float23'\n\n[queu]\n")
+    (tmp_path / "run.toml").write_text("[model]\npath = 'tiny'\n[queue]\non_failed_rollout = 'shrnk'\n[queu]\n")
     done = headway("train", "run.toml", "queue.bound=x", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -105,8 +105,8 @@ def test_a_wrong_config_shows_every_problem_and_no_traceback(tmp_path):
         "error: run.toml: environment.name: is required: A built-in environment (`headway env list`), an "
         "import path `module:Class`, or a .py file. In section [environment] write, for example, "
         'name = "arithmetic"',
-        'error: run.toml:3: model.dtype: must be "float32" or "bfloat16" (got \'float23\'). '
-        'Did you mean "float32"?',
+        'error: run.toml:4: queue.on_failed_rollout: must be "shrink" or "void" (got \'shrnk\'). '
+        'Did you mean "shrink"?',
         "error: run.toml:5: queu: is not a section. Did you mean [queue]?",
         "error: command line: queue.bound: must be an integer (got 'x'). Write it without quotes",
     ]

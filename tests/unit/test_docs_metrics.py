@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from headway.core.codec import to_plain
+from headway.core.events import Scored, StepEnded
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import simulate
 from headway.queue.settings import QueueSettings, SchedulerSettings, StopSettings
 from headway.telemetry.header import new_header
 from headway.telemetry.metrics import RunMetrics
 from headway.telemetry.records import Entry
+from headway.trainer.sums import BatchSums
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([^`]+)` \| ([^|]*) \| ([^|]*) \|$", PAGE, re.MULTILINE)
@@ -28,8 +30,16 @@ def summary(request):
         queue=QueueSettings(group_size=4, batch_size=8), stop=StopSettings(steps=4), rollout_timeout_s=30.0
     )
     metrics = RunMetrics(new_header(config={}, seed=1, queue=to_plain(settings)))
+    told = BatchSums(num_fresh_tokens=1).metrics() | dict.fromkeys(
+        ("grad_norm", "learning_rate", "nonfinite"), 0.0
+    )
     for entry in simulate(settings, request.param, seed=1).entries:
-        metrics.feed(Entry(entry.seq, entry.t, entry.event, tuple(entry.commands), tuple(entry.notes)))
+        event = entry.event
+        if isinstance(event, StepEnded):
+            event = replace(event, metrics=told)
+        elif isinstance(event, Scored):
+            event = replace(event, metrics={"literal": 1.0})
+        metrics.feed(Entry(entry.seq, entry.t, event, tuple(entry.commands), tuple(entry.notes)))
     return metrics.summary()
 
 
@@ -58,6 +68,7 @@ def test_the_shape_of_a_value_is_the_documented_one(summary):
         "tails": {"mean", "p50", "p90", "p99", "max"},
         "histogram": {"counts", "mean", "max"},
         "level": {"mean", "max"},
+        "course": {"first", "last", "mean", "max"},
     }
     found = {
         key: {name for name, keys in shapes.items() if isinstance(value, dict) and set(value) == keys}

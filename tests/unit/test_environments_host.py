@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headway.core.commands import Cancel, GrantSandbox, ReleaseSandbox, Score, StartRollout
-from headway.core.errors import EngineError
+from headway.core.errors import EngineError, EnvironmentFault
 from headway.core.events import (
     RolloutEnded,
     RolloutFailed,
@@ -285,6 +285,28 @@ async def test_an_engine_that_gives_no_answer_is_told_apart(stage, engine, finis
     assert s.kinds() == ["TurnEnded", "RolloutFailed"]
 
 
+async def test_an_answer_after_a_rejected_one_has_an_index_of_its_own(stage, engine):
+    engine.finish_as["r1.1.0"] = ("rejected", "for a reason")
+
+    async def stubborn(chat, sandbox):
+        with pytest.raises(EnvironmentFault):
+            await chat.say([Message("user", "hi")])
+        engine.finish_as.clear()
+        reply = await chat.say([Message("user", "hi")])
+        await sandbox.exec(["true"])
+        return Outcome({"text": reply.text})
+
+    async with stage(stubborn) as s:
+        s.start()
+        ended = await s.until(RolloutEnded)
+        assert [(e.turn, e.finish) for e in s.events if isinstance(e, TurnEnded)] == [
+            (0, "rejected"),
+            (1, "stop"),
+        ]
+        assert [(e.turn, e.call) for e in s.events if isinstance(e, ToolEnded)] == [(1, 0)]
+        assert ended.num_turns == 1
+
+
 async def test_an_unknown_replica_is_an_infrastructure_failure(stage):
     async with stage() as s:
         s.start(replica="replica-9")
@@ -360,7 +382,8 @@ async def test_a_sandbox_is_asked_for_at_first_use_and_released_on_command(stage
         assert s.kinds() == names
         wanted, ready, tool = s.events[1:4]
         assert (wanted.sandbox, wanted.purpose) == (ready.sandbox, "rollout")
-        assert (tool.turn, tool.cause) == (0, "exit")
+        assert (tool.turn, tool.call, tool.cause) == (0, 0, "exit")
+        assert s.events[4].call == 1
         assert tool.duration_s > 0
         assert ended.num_tool_calls == 2
         assert await s.provider.list({"run": "run"}) == [wanted.sandbox]

@@ -54,8 +54,9 @@ def test_a_score_that_is_no_finite_number_is_a_fault(score):
 
 
 def test_a_metric_is_checked_too_and_a_bare_number_is_no_reward():
-    with pytest.raises(RewardFault, match="speed"):
-        checked(Reward(1.0, metrics={"speed": math.nan}))
+    with pytest.raises(RewardFault, match="speed must be a number"):
+        checked(Reward(1.0, metrics={"speed": "fast"}))
+    checked(Reward(1.0, metrics={"speed": math.nan}))  # costs the number, not the score
     with pytest.raises(RewardFault, match="must return a Reward"):
         checked(1.0)
     reward = Reward(0.5, ("half",), {"speed": 2.0})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -32,8 +33,24 @@ def to_plain(value: Any) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """Return the canonical one-line JSON of `value`."""
-    return json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    """Return the canonical one-line JSON of `value`.
+
+    Raises ValueError for a number that is not finite: JSON has none.
+    """
+    plain = to_plain(value)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def finite_only(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers that `dumps` can write, as floats; the others are left out."""
+    return {name: float(value) for name, value in numbers.items() if _is_finite(value)}
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond every float
+        return False
 
 
 def from_plain(hint: Any, plain: Any) -> Any:

@@ -58,6 +58,7 @@ class Conversation:
         self._running: str | None = None  # the request that an answer is awaited from
         self._closed = False
         self.recorder = TurnRecorder()
+        self.num_answers = 0  # that the engine ended, failed ones included
         self.truncated = False
 
     @property
@@ -174,7 +175,7 @@ class Conversation:
             TurnEnded(
                 rollout=self._command.rollout,
                 attempt=self._command.attempt,
-                turn=self.num_turns,
+                turn=self.num_answers,
                 replica=last.replica or self._command.replica,
                 spans=tuple(spans),
                 num_prompt_tokens=num_prompt_tokens,
@@ -185,6 +186,7 @@ class Conversation:
                 finish=last.finish,
             )
         )
+        self.num_answers += 1
 
     def _checked_finish(self, last: Chunk, num_prompt_tokens: int) -> FinishReason:
         if last.finish == "rejected":

@@ -156,7 +156,7 @@ class RolloutHost:
         ended: RolloutEnded | RolloutFailed | None = None
         try:
             chat = self._conversation(command, attempt)
-            lease.turn = lambda: chat.num_turns - 1
+            lease.turn = lambda: chat.num_answers - 1
             outcome = await self._supervise(self._environment.rollout(task, chat, lease))
             ended = finish_rollout(command, task, chat, outcome, lease, self._payloads)
         except asyncio.CancelledError:

@@ -105,9 +105,11 @@ class SandboxLease:
             result = await sandbox.exec(argv, stdin=stdin, env=env, limits=limits)
             cause = result.cause
         finally:
+            call = self.num_execs
             self.num_execs += 1
             if self._purpose == "rollout":
-                self._emit(ToolEnded(self._rollout, self._attempt, self.turn(), stopwatch() - began, cause))
+                spent_s = stopwatch() - began
+                self._emit(ToolEnded(self._rollout, self._attempt, self.turn(), call, spent_s, cause))
         if result.cause == "infra":
             raise SandboxError(f"the sandbox failed: {result.stderr.strip()[:200] or 'no reason given'}")
         return result

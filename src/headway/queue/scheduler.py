@@ -62,7 +62,7 @@ from headway.queue import (
     waits,
 )
 from headway.queue.context import Context
-from headway.queue.state import ReplicaState, State
+from headway.queue.state import ACTIVE, ReplicaState, State
 
 if TYPE_CHECKING:
     from headway.core.commands import Command
@@ -246,11 +246,11 @@ class Scheduler:
             ctx.note(Ignored(type(event).__name__, event.rollout))
             return
         group, rollout = found
-        active = rollout.station in ("waiting", "generating", "tool", "parked")
+        active = rollout.station in ACTIVE
         match event:
-            case TurnEnded() if active:
+            case TurnEnded() if active and event.turn >= rollout.num_turns:
                 rollouts.turn_ended(ctx, rollout, event)
-            case ToolEnded() if active:
+            case ToolEnded() if active and event.call >= rollout.num_calls:
                 rollouts.tool_ended(ctx, rollout, event)
             case RolloutEnded() if active:
                 rollouts.ended(ctx, group, rollout, event)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
+from headway.core.codec import finite_only
 from headway.core.commands import Checkpoint, Publish, Train
 from headway.core.events import CheckpointDone, Event, StepEnded, VersionPublished, WorkerJoined
 from headway.runtime.job import Job, checkpoint_dir, payload_dir
@@ -72,7 +73,7 @@ def _obey(trainer: Trainer, command: Train | Publish | Checkpoint) -> Event:
                 compute_s,
                 result.num_tokens,
                 result.num_trained_tokens,
-                result.metrics,
+                finite_only(result.metrics),
             )
         case Publish():
             manifest, num_bytes = trainer.publish(command.lineage, command.number)
