@@ -96,7 +96,7 @@ def _own_problems(section: str, settings: Any, source: Source) -> list[UserError
             problem.rule,
             value=problem.value,
             key=f"{section}.{problem.key}",
-            remedy=problem.remedy.removesuffix("."),
+            remedy=problem.remedy,
             where=source.where(f"{section}.{problem.key}"),
         )
         for problem in settings.problems()

@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,9 @@ def live(prepared: Prepared) -> int:
         directory.write_summary(run_dir, prepared.metrics.summary())
         directory.end_life(run_dir)
     if finish.failed:
-        prepared.say(f"the run stays in {run_dir}; `headway resume {run_dir}` goes on from its last checkpoint")
+        prepared.say(
+            f"the run stays in {run_dir}; `headway resume {run_dir}` goes on from its last checkpoint"
+        )
         if death is not None:
             raise _original(death)
         prepared.say(f"error: {finish.message}")
@@ -184,6 +187,7 @@ class _Life:
             lineage=prepared.lineage,
             checkpoint=prepared.checkpoint,
             threads=threads,
+            import_path=tuple(sys.path),
             links=links,
         )
 
