@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.config.arguments import with_all_arguments
 from headway.config.compose import EXAMPLES, Config
@@ -15,7 +15,7 @@ from headway.core.errors import UserError
 from headway.core.hooks import absolute
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
     from headway.config.source import Source
 
@@ -45,7 +45,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
 
 
 @contextmanager
-def placing(path: Path | None, overrides: Sequence[str] = ()) -> Iterator[None]:
+def placing(path: Path | None, overrides: Sequence[str] = ()) -> Generator[None]:
     """Add the place of its key to a UserError raised inside: what is found out only when a value is used."""
     try:
         yield
@@ -58,7 +58,10 @@ def placing(path: Path | None, overrides: Sequence[str] = ()) -> Iterator[None]:
 def _fix_hooks(source: Source, folder: Path) -> None:
     """Make the paths of hooks absolute; what is no string is left for the validation to refuse."""
     for section, name in HOOKS:
-        table: Any = source.values.get(section)
-        if isinstance(table, dict) and isinstance(value := table.get(name), str):
-            given_in = Path() if source.where(f"{section}.{name}") == COMMAND_LINE else folder
-            table[name] = absolute(value, given_in)
+        table = source.values.get(section)
+        if not isinstance(table, dict):
+            continue
+        values = cast("dict[str, Any]", table)
+        if isinstance(value := values.get(name), str):
+            is_override = source.where(f"{section}.{name}") == COMMAND_LINE
+            values[name] = absolute(value, Path() if is_override else folder)

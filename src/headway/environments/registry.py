@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from inspect import get_annotations, isclass
 from typing import TYPE_CHECKING, Any, cast
 
+from headway.core.check import describe_type
 from headway.core.errors import EnvironmentSetupError
 from headway.core.hooks import HookError, is_own, load_module
 from headway.core.protocols import Environment
+from headway.core.schema import keys_of
 from headway.environments.arguments import read_arguments
 
 if TYPE_CHECKING:
@@ -61,10 +63,10 @@ def build(name: str, args: Mapping[str, Any] | None = None, seed: int = 0) -> En
     Raises EnvironmentSetupError when it is unknown, incomplete, or its arguments do not hold.
     """
     cls = _load(name)
-    settings, problems = read_arguments(cls.settings_type, args or {})
+    settings, problems = read_arguments(name, cls.settings_type, args or {})
     if problems:
         first = problems[0]
-        more = f" ({len(problems) - 1} more problems)" if len(problems) > 1 else ""
+        more = f" ({len(problems) - 1} more problem{'s'[: len(problems) > 2]})" if len(problems) > 1 else ""
         raise EnvironmentSetupError(
             f"{first.rule}{more}", value=first.value, remedy=first.remedy, key=f"environment.args.{first.key}"
         )
@@ -92,10 +94,7 @@ def _load(name: str) -> type[Any]:
             error.rule, value=error.value, remedy=error.remedy, key="environment.name"
         ) from error
     _need(name, [part for part in _PARTS if not _declares(cls, part)])
-    if not dataclasses.is_dataclass(cls.settings_type):
-        raise EnvironmentSetupError(
-            "an environment's settings_type must be a dataclass", value=name, key="environment.name"
-        )
+    _check_settings_type(name, cls.settings_type)
     return cls
 
 
@@ -118,6 +117,23 @@ def _need(name: str, missing: list[str]) -> None:
             key="environment.name",
             remedy=f"Add to the class: {'; '.join(_PARTS[part] for part in missing)} (docs/hooks.md)",
         )
+
+
+def _check_settings_type(name: str, settings: type[Any]) -> None:
+    """Raise EnvironmentSetupError unless it is a dataclass with types that TOML has."""
+    why = "must be a dataclass"
+    if dataclasses.is_dataclass(settings):
+        try:
+            for key in keys_of(settings).values():
+                describe_type(key.hint)
+        except NameError as error:  # an annotation of something that only type checkers import
+            why = f"must have annotations that can be read: {error}"
+        except KeyError as error:
+            why = f"must have types that TOML has, not {error}"
+        else:
+            return
+    rule = f"the environment's settings_type {why}"
+    raise EnvironmentSetupError(rule, value=name, key="environment.name")
 
 
 def _pick(module: ModuleType, attribute: str, name: str) -> type[Any]:
