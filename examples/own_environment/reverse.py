@@ -7,8 +7,6 @@ an environment is in this file. From the root of the repository:
     headway train examples/own_environment/reverse.toml
 """
 
-# No `from __future__ import annotations` here: a plain file's settings class is read with its real types.
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ def _in_the_repository(monkeypatch):
 
 def test_its_config_loads_and_names_the_file():
     config = load_config(ROOT / "examples" / "own_environment" / "reverse.toml")
-    assert config.environment.name == FILE
+    assert config.environment.name == str(ROOT / FILE)
     assert config.environment.args == {"digits": 2, "num_eval": 32}
 
 

@@ -6,8 +6,9 @@ import textwrap
 import pytest
 
 from headway.core.errors import EnvironmentSetupError
-from headway.environments.registry import argument_problems, build, names_and_summaries
-from headway.environments.tasks import find_task, split_of
+from headway.environments.arguments import read_arguments
+from headway.environments.registry import build, names_and_summaries, settings_type
+from headway.environments.tasks import split_of
 
 FUNCTIONS = {"kind": "function", "levels": [1, 2, 3]}
 
@@ -60,14 +61,10 @@ def test_tasks_follow_from_seed_and_position():
     assert [one.task("eval", i, None) for i in positions] == [other.task("eval", i, None) for i in positions]
 
 
-def test_ids_lead_back_to_tasks():
+def test_a_task_says_its_position():
     environment = build("python-code", {"levels": [1, 2]}, 7)
-    for position in (("train", 3, None), ("train", 3, 2), ("eval", 5, None)):
-        task = environment.task(*position)
-        assert find_task(environment, task.id) == task
-    assert environment.task("train", 17, 2).id == "train/17@2"
-    with pytest.raises(EnvironmentSetupError, match="train/17"):
-        find_task(environment, "nonsense")
+    positions = (("train", 3, None), ("train", 17, 2), ("eval", 5, None))
+    assert [environment.task(*position).id for position in positions] == ["train/3", "train/17/2", "eval/5"]
 
 
 @pytest.mark.parametrize(
@@ -111,31 +108,34 @@ def test_an_unknown_name_gets_a_guess():
 
 
 @pytest.mark.parametrize(
-    ("args", "key", "words"),
+    ("args", "message"),
     [
-        ({"sytle": "bare"}, "sytle", "Did you mean style"),
-        ({"style": "bar"}, "style", "'bare' or 'question'"),
-        ({"levels": [1, 9]}, "levels", "at most 4"),
-        ({"levels": 3}, "levels", "valid"),
-        ({"num_eval": 0}, "num_eval", "at least 1"),
-        ({"num_eval": "64"}, "num_eval", "integer"),
+        ({"sytle": "bare"}, "sytle: is not an argument of the environment arithmetic (got 'bare'). Did you"),
+        ({"style": "bar"}, 'style: must be "bare" or "question" (got \'bar\'). Did you mean "bare"?'),
+        ({"levels": [1, 9]}, "levels: entry 1 must be at least 1 and at most 4 (got [1, 9])"),
+        ({"levels": 3}, "levels: must be a list of integer (got 3)"),
+        ({"num_eval": 0}, "num_eval: must be at least 1 (got 0)"),
+        ({"num_eval": "64"}, "num_eval: must be an integer (got '64')"),
+        ({"num_eval": "64", "style": 1}, "num_eval: must be an integer (1 more problem) (got '64')"),
     ],
 )
-def test_a_wrong_argument_is_named(args, key, words):
-    (problem,) = argument_problems("arithmetic", args)
-    assert problem.key.split(".")[0] == key
-    assert words in f"{problem.rule} {problem.remedy}"
-    with pytest.raises(EnvironmentSetupError, match=r"environment\.args"):
+def test_a_wrong_argument_is_named(args, message):
+    with pytest.raises(EnvironmentSetupError) as caught:
         build("arithmetic", args)
+    assert str(caught.value).startswith(f"environment.args.{message}")
 
 
 def test_all_wrong_arguments_are_found_at_once():
-    assert len(argument_problems("python-code", {"kind": "x", "tunrs": 1, "turns": "x"})) == 3
-    assert argument_problems("python-code", {"operations": []})[0].key == "operations"
-    assert argument_problems("python-code", {"turns": 3, "levels": [0]}) != []
+    def problems(args):
+        return read_arguments("python-code", settings_type("python-code"), args)[1]
+
+    assert len(problems({"kind": "x", "tunrs": 1, "turns": "x"})) == 3
+    assert problems({"operations": []})[0].key == "operations"
+    assert problems({"turns": 3, "levels": [0]}) != []
 
 
 MINE = textwrap.dedent('''
+    from __future__ import annotations
     from dataclasses import dataclass
 
     @dataclass(frozen=True)
@@ -164,6 +164,11 @@ def test_a_file_and_an_import_path_are_environments(tmp_path, monkeypatch):
     file.write_text(MINE)
     assert build(str(file), {"size": 5}).num_tasks("train") == 5
     assert build(f"{file}:Mine").num_tasks("train") == 3
+    assert type(build(f"{file}:Mine")) is type(build(str(file)))
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / "my_environment.py"
+    other.write_text(MINE.replace("size: int = 3", "size: int = 4"))
+    assert build(str(other)).num_tasks("train") == 4
     monkeypatch.syspath_prepend(tmp_path)
     assert build("my_environment:Mine").num_tasks("train") == 3
 
@@ -174,11 +179,25 @@ def test_a_file_and_an_import_path_are_environments(tmp_path, monkeypatch):
         ("gone.py", None, "does not exist"),
         ("raises.py", "1 / 0", "ZeroDivisionError"),
         ("empty.py", "", "exactly one class"),
+        ("exits.py", "import sys; sys.exit(0)", "SystemExit: 0 at exits.py:1"),
+        ("typo.py", "def f(:", "SyntaxError: .*line 1"),
         (
             "short.py",
             "class Mine:\n    def rollout(self): ...",
-            "needs num_tasks, task, prompt, score, settings_type",
+            "lacks settings_type, name, resume, needs_sandbox, stop_strings, system_prompt, num_tasks, task, "
+            "prompt, score ",
         ),
+        (
+            "plain.py",
+            MINE.replace("settings_type = Settings", "settings_type = dict"),
+            "settings_type must be a dataclass",
+        ),
+        (
+            "unread.py",
+            MINE.replace("size: int", "size: Sequence[int]"),
+            "annotations that can be read: name 'Sequence' is not defined",
+        ),
+        ("odd.py", MINE.replace("size: int", "size: bytes"), "types that TOML has, not <class 'bytes'>"),
         ("named.py:Other", MINE, "no class Other"),
     ],
 )
@@ -189,8 +208,50 @@ def test_a_broken_file_says_what_is_wrong(tmp_path, name, text, words):
         build(str(tmp_path / name))
 
 
+ATTRIBUTES = {
+    "settings_type": "settings_type = Settings",
+    "name": 'name = "mine"',
+    "resume": 'resume = "restart"',
+    "needs_sandbox": "needs_sandbox = False",
+    "stop_strings": "stop_strings = ()",
+    "system_prompt": "system_prompt = None",
+}
+
+
+@pytest.mark.parametrize("part", ATTRIBUTES)
+def test_what_an_environment_lacks_is_named_with_how_to_write_it(tmp_path, part):
+    file = tmp_path / "lacks.py"
+    text = MINE.replace(f"    {ATTRIBUTES[part]}\n", "")
+    assert text != MINE
+    file.write_text(text)
+    with pytest.raises(EnvironmentSetupError) as caught:
+        build(str(file))
+    assert caught.value.rule == f"the environment lacks {part}"
+    assert ATTRIBUTES[part] in caught.value.remedy
+    inherits = "from headway.core.protocols import Environment\n"
+    file = tmp_path / "inherits.py"
+    file.write_text(
+        text.replace("class Mine:", "class Mine(Environment):").replace("from dat", f"{inherits}from dat")
+    )
+    with pytest.raises(EnvironmentSetupError, match=f"lacks {part} "):
+        build(str(file))
+
+
+def test_a_constructor_may_set_what_the_class_announces(tmp_path):
+    text = MINE.replace("system_prompt = None", "system_prompt: str")
+    (tmp_path / "promises.py").write_text(text)
+    with pytest.raises(EnvironmentSetupError, match="lacks system_prompt "):
+        build(str(tmp_path / "promises.py"))
+    (tmp_path / "keeps.py").write_text(
+        text.replace("self.size =", "self.system_prompt = 'Add.'; self.size =")
+    )
+    assert build(str(tmp_path / "keeps.py")).system_prompt == "Add."
+
+
 def test_a_module_that_cannot_be_imported_says_why():
-    with pytest.raises(EnvironmentSetupError, match="cannot be imported"):
+    with pytest.raises(
+        EnvironmentSetupError, match="no_such_module_here raised ModuleNotFoundError: No module"
+    ):
         build("no_such_module_here:Mine")
 
 

@@ -17,7 +17,7 @@ from headway.core.errors import DeadlineError
 from headway.core.events import Event, RolloutEnded, RolloutFailed, SandboxWanted, Scored, ScoreFailed
 from headway.core.payload import PayloadWriter, read_payload
 from headway.core.records import Task
-from headway.environments.host import RolloutHost
+from headway.environments.host import HostSettings, RolloutHost
 from headway.renderers.recorder import Piece, pieces
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ async def try_once(
     provider: SandboxProvider,
     limits: GenerationLimits,
     *,
+    settings: HostSettings | None = None,
     split: str = "train",
     index: int = 0,
     level: int | None = None,
@@ -73,6 +74,7 @@ async def try_once(
             events.put_nowait,
             limits,
             "try",
+            settings,
         )
         purpose = "eval" if split == "eval" else "train"
         command = StartRollout(_ROLLOUT, 1, _ROLLOUT, task.id, purpose, "policy", seed, temperature, _REPLICA)

@@ -20,11 +20,12 @@ from headway.core.commands import (
     StartRollout,
 )
 from headway.core.errors import EnvironmentSetupError
-from headway.core.events import CommandRefused, WorkerJoined
+from headway.core.events import CommandRefused, RolloutFailed, ScoreFailed, WorkerJoined
 from headway.core.payload import PayloadWriter
 from headway.core.protocols import EngineCapabilities, Environment
 from headway.core.records import Message
 from headway.environments.conversation import GenerationLimits
+from headway.environments.faults import describe_exception
 from headway.environments.host import HostSettings, RolloutHost
 from headway.environments.registry import build
 from headway.renderers.chat import Renderer
@@ -65,7 +66,7 @@ async def serve(job: Job, link: Link) -> None:
         emit=lambda event: link.send("event", event),
         limits=generation_limits(config),
         run_id=job.run_id,
-        settings=HostSettings(config.reward.timeout_s, config.environment.cancel_grace_s),
+        settings=host_settings(config),
     )
     link.send("event", WorkerJoined("environment", job.name))
     async with asyncio.TaskGroup() as tasks:
@@ -91,6 +92,7 @@ async def _sync(payloads: PayloadWriter) -> None:
 
 
 def _obey(environment: Environment, host: RolloutHost, link: Link, command: object) -> None:
+    """Carry out one command; whatever the environment's `task` raises becomes the command's answer."""
     match command:
         case RequestTask():
             try:
@@ -100,9 +102,21 @@ def _obey(environment: Environment, host: RolloutHost, link: Link, command: obje
                 target = f"{command.split}/{command.index}"
                 link.send("event", CommandRefused("RequestTask", target, text))
         case StartRollout():
-            host.start(command, make(environment, command.task_id))
+            try:
+                task = make(environment, command.task_id)
+            except Exception as error:
+                text, attempt = describe_exception(error), (command.rollout, command.attempt)
+                link.send("event", RolloutFailed(*attempt, "environment", "exception", text))
+            else:
+                host.start(command, task)
         case Score():
-            host.score(command, make(environment, command.task_id))
+            try:
+                task = make(environment, command.task_id)
+            except Exception as error:
+                text, attempt = describe_exception(error), (command.rollout, command.attempt, command.tries)
+                link.send("event", ScoreFailed(*attempt, "exception", text))
+            else:
+                host.score(command, task)
         case Cancel():
             host.cancel(command)
         case GrantSandbox():
@@ -119,6 +133,11 @@ def generation_limits(config: Config) -> GenerationLimits:
     return GenerationLimits(
         settings.max_answer_tokens, settings.max_context_tokens, settings.top_p, settings.top_k
     )
+
+
+def host_settings(config: Config) -> HostSettings:
+    """Return the host's time limits."""
+    return HostSettings(config.reward.timeout_s, config.environment.cancel_grace_s)
 
 
 def expected_capabilities(config: Config) -> EngineCapabilities:

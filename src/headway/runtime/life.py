@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,6 +194,7 @@ class _Life:
             lineage=prepared.lineage,
             checkpoint=prepared.checkpoint,
             threads=threads,
+            import_path=tuple(sys.path),
             links=links,
         )
 

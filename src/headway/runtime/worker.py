@@ -57,6 +57,7 @@ async def _run(end: socket.socket) -> int:
     if first is None:
         return 1
     job: Job = first[1]
+    sys.path[:] = job.import_path
     try:
         async with asyncio.TaskGroup() as tasks:
             beat = tasks.create_task(_beat(link, job.config.run.heartbeat_s))
