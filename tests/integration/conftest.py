@@ -299,7 +299,7 @@ class Bench:
                 steps[event["step"]] = asked[event["step"]]
             for command in record.get("commands", []):
                 if command["kind"] == "Train":
-                    asked[command["step"]] = [row["rollout"] for row in command["rows"]]
+                    asked[command["step"]] = [row[0] for row in command["rows"]]
         return steps
 
     def close(self):
