@@ -104,8 +104,8 @@ def test_no_signal_is_a_bounded_and_named_outcome(bench):
     assert report["conservation.by_fate"]["filtered"] >= 16
 
 
-def test_an_advantage_function_that_raises_shows_its_error(bench, monkeypatch):
-    (bench.folder / "hooks.py").write_text("def advantages(rewards):\n    raise ArithmeticError('bad luck')\n")
+def test_an_advantage_function_that_raises_shows_its_error(bench):
+    (bench.folder / "hooks.py").write_text("def advantages(rewards, settings):\n    raise ArithmeticError('bad luck')\n")
     ended = bench.train("algorithm.advantage=hooks:advantages")
     assert ended.code == 1, ended.text
     assert "ArithmeticError: bad luck" in ended.out
