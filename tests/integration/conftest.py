@@ -208,12 +208,12 @@ class Command:
         self.process.wait()
 
     def workers(self):
-        """Process ids of its workers, by log name."""
-        found = {}
-        for pid, arguments in processes():
-            if "headway.runtime.worker" in arguments and arguments[-1] == str(self.pid):
-                found[pid] = arguments
-        return list(found)
+        """Process ids of its workers."""
+        return [
+            pid
+            for pid, arguments in processes()
+            if "headway.runtime.worker" in arguments and arguments[-1] == str(self.pid)
+        ]
 
 
 class Bench:
@@ -257,7 +257,9 @@ class Bench:
     def leftovers(self):
         """Processes, sandboxes and shared memory that a run of this test has left behind."""
         left = [f"worker {pid}" for command in self.commands for pid in command.workers()]
-        left += [f"process {pid} {words}" for pid, words in processes() if str(self.sandboxes) in " ".join(words)]
+        left += [
+            f"process {pid} {words}" for pid, words in processes() if str(self.sandboxes) in " ".join(words)
+        ]
         left += [str(path) for path in self.sandboxes.glob("*")]
         left += [
             str(path)

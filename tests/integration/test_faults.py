@@ -1,7 +1,10 @@
 """Faults of an environment, a reward or a hook: each has a clear outcome, and costs nobody else anything."""
 
+import shutil
+
 import pytest
 
+from headway.models.cache import MANIFEST
 from tests.integration.conftest import LAST_DIGIT
 
 NEVER = "await asyncio.Event().wait()"
@@ -16,12 +19,13 @@ def messages(bench, owner):
     [
         ("raise ValueError('no such judge')", "exception", "ValueError: no such judge"),
         ("return Reward(float('nan'))", "not_finite", "nan"),
+        ("await asyncio.sleep(600)", "timeout", "reward.timeout_s"),
     ],
-    ids=["raises", "nan"],
+    ids=["raises", "nan", "sleeps"],
 )
 def test_a_reward_that_fails_on_some_tasks_is_never_a_reward(bench, fault, cause, words):
     environment = bench.environment(score=f"if index % 3 == 0:\n    {fault}\n{LAST_DIGIT}")
-    ended = bench.train(*environment)
+    ended = bench.train(*environment, "reward.timeout_s=1")
     assert ended.code == 0, ended.text
     report = bench.check()
     assert report["steps"] == 3
@@ -105,7 +109,9 @@ def test_no_signal_is_a_bounded_and_named_outcome(bench):
 
 
 def test_an_advantage_function_that_raises_shows_its_error(bench):
-    (bench.folder / "hooks.py").write_text("def advantages(rewards, settings):\n    raise ArithmeticError('bad luck')\n")
+    (bench.folder / "hooks.py").write_text(
+        "def advantages(rewards, settings):\n    raise ArithmeticError('bad luck')\n"
+    )
     ended = bench.train("algorithm.advantage=hooks:advantages")
     assert ended.code == 1, ended.text
     assert "ArithmeticError: bad luck" in ended.out
@@ -114,9 +120,42 @@ def test_an_advantage_function_that_raises_shows_its_error(bench):
 
 
 def test_a_loss_that_raises_in_the_trainer_shows_its_traceback(bench):
-    (bench.folder / "hooks.py").write_text("def loss(*args, **kwargs):\n    raise ArithmeticError('bad luck')\n")
+    (bench.folder / "hooks.py").write_text(
+        "def loss(*args, **kwargs):\n    raise ArithmeticError('bad luck')\n"
+    )
     ended = bench.train("algorithm.loss=hooks:loss")
     assert ended.code == 1, ended.text
     assert "ArithmeticError: bad luck" in ended.err
     assert "hooks.py" in ended.err
     assert bench.check()["outcome"] == "failed"
+
+
+def test_a_loss_that_is_not_there_is_bad_input(bench):
+    said = bench.train("algorithm.loss=nowhere:loss").refused()
+    assert "algorithm.loss" in said
+    assert "No module named 'nowhere'" in said
+
+
+def test_an_environment_that_cannot_be_built_shows_its_traceback(bench):
+    environment = bench.environment()
+    file = bench.folder / "mine.py"
+    file.write_text(file.read_text().replace("        pass\n", "        raise KeyError('the licence')\n"))
+    ended = bench.train(*environment)
+    assert ended.code == 1, ended.text
+    assert "KeyError: 'the licence'" in ended.err
+    assert "mine.py" in ended.err
+    assert f"headway resume {bench.run_dir}" in ended.out
+    bench.check()
+
+
+def test_weights_that_are_not_numbers_are_named(bench, tiny_model):
+    model = shutil.copytree(tiny_model, bench.folder / "model")
+    (model / MANIFEST).unlink()
+    weights = model / "model.safetensors"
+    data = weights.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    weights.write_bytes(data[:header] + b"\xff" * (len(data) - header))
+    ended = bench.train(f"model.path={model}")
+    assert ended.code == 1, ended.text
+    assert "version 0.0 computed logits that are not finite" in ended.out
+    assert bench.check()["steps"] == 0

@@ -13,7 +13,7 @@ from headway.config.validate import validate
 from headway.core.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
 
@@ -36,7 +36,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
 
 
 @contextmanager
-def placing(path: Path | None, overrides: Sequence[str] = ()) -> Iterator[None]:
+def placing(path: Path | None, overrides: Sequence[str] = ()) -> Generator[None]:
     """Add the place of its key to a UserError raised inside: what is found out only when a value is used."""
     try:
         yield

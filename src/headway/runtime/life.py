@@ -78,7 +78,9 @@ def live(prepared: Prepared) -> int:
         directory.write_summary(run_dir, prepared.metrics.summary())
         directory.end_life(run_dir)
     if finish.failed:
-        prepared.say(f"the run stays in {run_dir}; `headway resume {run_dir}` goes on from its last checkpoint")
+        prepared.say(
+            f"the run stays in {run_dir}; `headway resume {run_dir}` goes on from its last checkpoint"
+        )
         if death is not None:
             raise _original(death)
         prepared.say(f"error: {finish.message}")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from headway.core.events import Scored, ToolEnded
 from headway.environments.registry import build
-from headway.environments.trial import Trial, try_once as run_trial
+from headway.environments.trial import Trial
+from headway.environments.trial import try_once as run_trial
 from headway.renderers.chat import Renderer
 from headway.runtime.environment_worker import check_prompts, generation_limits
 from headway.runtime.generator_worker import build_engine
@@ -66,7 +67,9 @@ def _show(trial: Trial) -> None:
         if len(trial.branches) > 1:
             say(f"=== branch {number} ===")
         for piece in branch:
-            say(f"--- {'trained' if piece.trained else 'masked'}, {piece.num_tokens} tokens ---\n{piece.text}")
+            say(
+                f"--- {'trained' if piece.trained else 'masked'}, {piece.num_tokens} tokens ---\n{piece.text}"
+            )
         num_trained = sum(piece.num_tokens for piece in branch if piece.trained)
         say(f"--- {num_trained} of {sum(piece.num_tokens for piece in branch)} tokens would be trained ---")
     if trial.failure:
