@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from headway.core.events import ReplicaChanged, ReplicaJoined, VersionApplied
 from headway.core.protocols import Engine, GenerateRequest
-from headway.generator.engine import EmbeddedEngine
 from headway.runtime.wire import Link
 
 if TYPE_CHECKING:
     from headway.config.compose import Config
     from headway.core.commands import ApplyVersion
+    from headway.generator.engine import EmbeddedEngine
     from headway.runtime.job import Job
 
 _STATS_EVERY_S = 5.0
@@ -46,6 +46,7 @@ async def serve(job: Job, link: Link) -> None:
 
 def build_engine(model_dir: Path, config: Config, replica: str, lineage: int) -> EmbeddedEngine:
     """Load a checkpoint into an engine whose version 0 it is."""
+    from headway.generator.engine import EmbeddedEngine
     from headway.models.load import load_causal_lm
     from headway.renderers.chat import Renderer
     from headway.weights.read import WeightReader
