@@ -208,12 +208,12 @@ class Command:
         self.process.wait()
 
     def workers(self):
-        """Process ids of its workers, by log name."""
-        found = {}
-        for pid, arguments in processes():
-            if "headway.runtime.worker" in arguments and arguments[-1] == str(self.pid):
-                found[pid] = arguments
-        return list(found)
+        """Process ids of its workers."""
+        return [
+            pid
+            for pid, arguments in processes()
+            if "headway.runtime.worker" in arguments and arguments[-1] == str(self.pid)
+        ]
 
 
 class Bench:
@@ -301,7 +301,7 @@ class Bench:
                 steps[event["step"]] = asked[event["step"]]
             for command in record.get("commands", []):
                 if command["kind"] == "Train":
-                    asked[command["step"]] = [row["rollout"] for row in command["rows"]]
+                    asked[command["step"]] = [row[0] for row in command["rows"]]
         return steps
 
     def close(self):

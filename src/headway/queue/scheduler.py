@@ -108,8 +108,8 @@ class Scheduler:
 
     def _run_rules(self, ctx: Context) -> None:
         """Every rule, in the one order that matters: what frees a place runs before what fills it."""
-        stopping.failing(ctx)
         groups.settle_complete(ctx)
+        stopping.failing(ctx)
         evaluation.end(ctx)
         evaluation.begin(ctx)
         sandboxes.grant(ctx)
@@ -265,7 +265,8 @@ class Scheduler:
 
     def _take_task(self, ctx: Context, event: TaskOffered) -> None:
         group = self.state.groups.get(self.state.requests.get(event.request, ""))
-        if group is None or group.stage != "requested" or not self.state.replicas:
+        over = self.state.phase == "stopping" and group is not None and group.purpose == "train"
+        if group is None or group.stage != "requested" or not self.state.replicas or over:
             ctx.note(Ignored("TaskOffered", str(event.request)))
             return
         again = bool(group.rollouts)

@@ -15,6 +15,7 @@ from headway.queue.state import ACTIVE, CARRIED
 
 if TYPE_CHECKING:
     from headway.queue.context import Context
+    from headway.queue.state import GroupState
 
 
 def stop(ctx: Context, outcome: str, message: str, *, failed: bool) -> None:
@@ -31,7 +32,11 @@ def stop(ctx: Context, outcome: str, message: str, *, failed: bool) -> None:
         if group.purpose == "eval" and keep_eval:
             continue
         if group.stage == "requested":
-            ctx.drop_group(group)
+            # It has rollouts when it was in flight in an earlier life.
+            if group.rollouts and outcome in CARRIED and group.purpose == "train":
+                ctx.met(f"task:{group.id}")
+            else:
+                _close(ctx, group)
             continue
         for rollout in group.rollouts:
             if rollout.station in ACTIVE:
@@ -88,22 +93,26 @@ def finish(ctx: Context) -> None:
     for group in list(state.groups.values()):
         if group.stage == "trained":
             continue
-        keep = carry and group.purpose == "train"
-        for rollout in group.rollouts:
-            if keep:
+        if carry and group.purpose == "train":
+            for rollout in group.rollouts:
                 ctx.settle(rollout, "carried")
-            elif rollout.station == "lost":
-                ctx.settle(rollout, rollouts.fate_of_loss(rollout))
-            else:
-                ctx.settle(rollout, "unused" if rollout.station in ("scored", "queued") else "stopped")
-        if keep:
             group.carried = True
         else:
-            ctx.drop_group(group)
+            _close(ctx, group)
     state.phase = "finished"
     state.deadlines.clear()
     state.sandboxes.clear()
     ctx.ask(Finish(state.outcome, state.message, state.failed))
+
+
+def _close(ctx: Context, group: GroupState) -> None:
+    """Settle the rollouts of a group that nobody will use."""
+    for rollout in group.rollouts:
+        if rollout.station == "lost":
+            ctx.settle(rollout, rollouts.fate_of_loss(rollout))
+        else:
+            ctx.settle(rollout, "unused" if rollout.station in ("scored", "queued") else "stopped")
+    ctx.drop_group(group)
 
 
 def _waiting(ctx: Context) -> bool:
@@ -118,7 +127,8 @@ def _waiting(ctx: Context) -> bool:
     if state.eval is not None or (state.eval_wanted >= 0 and state.replicas):
         return True
     return any(
-        group.stage in ("requested", "signalling")
+        group.stage == "signalling"
+        or (group.stage == "requested" and not group.rollouts)
         or (group.stage == "running" and any(r.station not in ("scored", "lost") for r in group.rollouts))
         for group in state.groups.values()
     )

@@ -92,10 +92,14 @@ class RunMetrics:
         self._advance(t)
         if not any(isinstance(note, notes.Ignored) and note.event == kind for note in record.notes):
             self._event(t, record.event)
+        starts = [command for command in record.commands if isinstance(command, commands.StartRollout)]
+        for command in starts:  # one that is stopped at once starts and settles in the same entry
+            self._command(t, command)
         for note in record.notes:
             self._note(t, note)
         for command in record.commands:
-            self._command(t, command)
+            if not isinstance(command, commands.StartRollout):
+                self._command(t, command)
 
     def _advance(self, t: float) -> None:
         self.now = max(self.now, t)

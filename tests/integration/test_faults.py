@@ -1,0 +1,161 @@
+"""Faults of an environment, a reward or a hook: each has a clear outcome, and costs nobody else anything."""
+
+import shutil
+
+import pytest
+
+from headway.models.cache import MANIFEST
+from tests.integration.conftest import LAST_DIGIT
+
+NEVER = "await asyncio.Event().wait()"
+
+
+def messages(bench, owner):
+    return [note for note in bench.entries("AttemptFailed") if note["owner"] == owner]
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "words"),
+    [
+        ("raise ValueError('no such judge')", "exception", "ValueError: no such judge"),
+        ("return Reward(float('nan'))", "not_finite", "nan"),
+        ("await asyncio.sleep(600)", "timeout", "reward.timeout_s"),
+    ],
+    ids=["raises", "nan", "sleeps"],
+)
+def test_a_reward_that_fails_on_some_tasks_is_never_a_reward(bench, fault, cause, words):
+    environment = bench.environment(score=f"if index % 3 == 0:\n    {fault}\n{LAST_DIGIT}")
+    ended = bench.train(*environment, "reward.timeout_s=1")
+    assert ended.code == 0, ended.text
+    report = bench.check()
+    assert report["steps"] == 3
+    failed = report["conservation.by_fate"]["failed_reward"]
+    assert failed >= 4
+    assert report["rl.discard.failed_reward.rollouts"] == failed
+    told = messages(bench, "reward")
+    assert {note["cause"] for note in told} == {cause}
+    assert all(words in note["message"] for note in told)
+    scores = [event["reward"] for event in bench.entries("Scored")]
+    assert set(scores) <= {0.0, 1.0}
+    lost = {note["rollout"] for note in told}
+    assert not lost & {rollout for rows in bench.trained().values() for rollout in rows}
+
+
+def test_a_reward_that_always_fails_ends_the_run_by_name(bench):
+    environment = bench.environment(score="raise ValueError('no such judge')")
+    ended = bench.train(*environment, "queue.max_failed_groups=4")
+    assert ended.code == 1, ended.text
+    assert "4 groups in a row left no usable rollouts" in ended.out
+    assert "ValueError: no such judge" in ended.out
+    assert str(bench.run_dir) in ended.out
+    report = bench.check()
+    assert report["outcome"] == "failed"
+    assert report["steps"] == 0
+
+
+def test_one_rollout_in_three_fails_and_every_one_is_accounted_for(bench):
+    fault = "if int.from_bytes(os.urandom(2), 'big') % 3 == 0:\n    raise OSError('out of cheese')"
+    ended = bench.train(*bench.environment(rollout=fault), "queue.max_attempts=1", "stop.steps=6")
+    assert ended.code == 0, ended.text
+    report = bench.check()
+    fates = report["conservation.by_fate"]
+    assert fates["failed_environment"] > 0
+    assert sum(fates.values()) == report["conservation.started"]
+    assert fates["trained"] == sum(map(len, bench.trained().values()))
+    assert all("OSError: out of cheese" in note["message"] for note in messages(bench, "environment"))
+
+
+def test_an_environment_that_never_returns_costs_its_own_rollouts_only(bench):
+    environment = bench.environment(rollout=f"if index % 4 == 1:\n    {NEVER}")
+    ended = bench.train(*environment, "environment.rollout_timeout_s=2", "queue.max_attempts=1")
+    assert ended.code == 0, ended.text
+    report = bench.check()
+    assert report["steps"] == 3
+    assert report["conservation.by_fate"]["failed_environment"] >= 4
+    warned = [note["text"] for note in bench.entries("Warned") if note["code"] == "rollout_timeout"]
+    assert any("made no progress for 2 s" in text and "task train/1 " in text for text in warned)
+    assert "made no progress for 2 s" in ended.out
+
+
+def test_an_environment_that_never_returns_at_all_ends_the_run_by_name(bench):
+    environment = bench.environment(rollout=NEVER)
+    ended = bench.train(
+        *environment, "environment.rollout_timeout_s=1", "queue.max_attempts=1", "queue.max_failed_groups=4"
+    )
+    assert ended.code == 1, ended.text
+    assert "4 groups in a row left no usable rollouts" in ended.out
+    assert "no answer within its deadline" in ended.out
+    assert bench.check()["outcome"] == "failed"
+
+
+def test_an_environment_that_blocks_its_event_loop_is_named(bench):
+    environment = bench.environment(rollout="time.sleep(600)")
+    ended = bench.train(*environment, "run.lost_after_s=4")
+    assert ended.code == 1, ended.text
+    assert "environment worker environment0" in ended.err
+    assert "said nothing for 4 s (run.lost_after_s)" in ended.err
+    assert bench.check()["outcome"] == "failed"
+
+
+def test_no_signal_is_a_bounded_and_named_outcome(bench):
+    environment = bench.environment(score="return Reward(1.0)")
+    ended = bench.train(*environment, "queue.drop_zero_advantage=true", "queue.max_empty_batches=2")
+    assert ended.code == 0, ended.text
+    assert "warning: " in ended.out
+    assert "groups in a row had no signal" in ended.out
+    report = bench.check()
+    assert (report["outcome"], report["steps"]) == ("no_signal", 0)
+    assert report["conservation.by_fate"]["filtered"] >= 16
+
+
+def test_an_advantage_function_that_raises_shows_its_error(bench):
+    (bench.folder / "hooks.py").write_text(
+        "def advantages(rewards, settings):\n    raise ArithmeticError('bad luck')\n"
+    )
+    ended = bench.train("algorithm.advantage=hooks:advantages")
+    assert ended.code == 1, ended.text
+    assert "ArithmeticError: bad luck" in ended.out
+    assert str(bench.run_dir) in ended.out
+    assert bench.check()["outcome"] == "failed"
+
+
+def test_a_loss_that_raises_in_the_trainer_shows_its_traceback(bench):
+    (bench.folder / "hooks.py").write_text(
+        "def loss(*args, **kwargs):\n    raise ArithmeticError('bad luck')\n"
+    )
+    ended = bench.train("algorithm.loss=hooks:loss")
+    assert ended.code == 1, ended.text
+    assert "ArithmeticError: bad luck" in ended.err
+    assert "hooks.py" in ended.err
+    assert bench.check()["outcome"] == "failed"
+
+
+def test_a_loss_that_is_not_there_is_bad_input(bench):
+    said = bench.train("algorithm.loss=nowhere:loss").refused()
+    assert "algorithm.loss" in said
+    assert "No module named 'nowhere'" in said
+
+
+def test_an_environment_that_cannot_be_built_shows_its_traceback(bench):
+    environment = bench.environment()
+    file = bench.folder / "mine.py"
+    file.write_text(file.read_text().replace("        pass\n", "        raise KeyError('the licence')\n"))
+    ended = bench.train(*environment)
+    assert ended.code == 1, ended.text
+    assert "KeyError: 'the licence'" in ended.err
+    assert "mine.py" in ended.err
+    assert f"headway resume {bench.run_dir}" in ended.out
+    bench.check()
+
+
+def test_weights_that_are_not_numbers_are_named(bench, tiny_model):
+    model = shutil.copytree(tiny_model, bench.folder / "model")
+    (model / MANIFEST).unlink()
+    weights = model / "model.safetensors"
+    data = weights.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    weights.write_bytes(data[:header] + b"\xff" * (len(data) - header))
+    ended = bench.train(f"model.path={model}")
+    assert ended.code == 1, ended.text
+    assert "version 0.0 computed logits that are not finite" in ended.out
+    assert bench.check()["steps"] == 0
