@@ -28,7 +28,6 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	@touch $@
 
 train: setup ## train the quickstart (CONFIG=examples/x.toml for another, ARGS="..." for more options)
-	$(BIN)/headway model fetch smollm2
 	$(BIN)/headway train $(CONFIG) $(ARGS)
 
 test: setup ## the test suite: no downloads, one thread per process

@@ -9,9 +9,9 @@ Scenes, each with as many requests as `--concurrent`:
 - groups: groups of 8 with a prompt of 512 * scale tokens in common, answers of 64 * scale tokens.
 
 transformers samples without log-probs; the engine always returns them. Without a path the model is a random
-one of SmolLM2-135M's shape. The last line is one JSON object: medians in useful tokens per second of wall
-time, ratios of the medians, and the pause of a weight swap with every request running.
-On a shared machine only the ratios mean anything.
+one of SmolLM2-135M's shape. The last line is one JSON object: medians of useful tokens per second of wall
+time and of CPU time (all threads of this process), ratios of the medians, and the pause of a weight swap with
+every request running. On a shared machine trust the ratios by CPU time, with one thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from headway.core.clock import stopwatch
+from headway.core.clock import process_cpu_s, stopwatch
 from headway.core.protocols import GenerateRequest, Sampling
 from headway.generator.engine import EmbeddedEngine
 from headway.generator.settings import GeneratorSettings
@@ -73,8 +73,21 @@ def scenes(num: int, scale: float, vocab: int) -> list[Scene]:
     ]
 
 
-async def run_engine(engine: EmbeddedEngine, scene: Scene, tag: str) -> float:
-    """Return wall seconds of all requests."""
+class Spent(NamedTuple):
+    wall_s: float
+    cpu_s: float
+
+
+def spent_since(began: Spent) -> Spent:
+    return Spent(stopwatch() - began.wall_s, process_cpu_s() - began.cpu_s)
+
+
+def now() -> Spent:
+    return Spent(stopwatch(), process_cpu_s())
+
+
+async def run_engine(engine: EmbeddedEngine, scene: Scene, tag: str) -> Spent:
+    """Return the time that all requests took."""
 
     async def one(index: int) -> int:
         name = f"{tag}.{scene.name}.{index}"
@@ -88,20 +101,20 @@ async def run_engine(engine: EmbeddedEngine, scene: Scene, tag: str) -> float:
         )
         return sum([len(chunk.token_ids) async for chunk in engine.generate(item)])
 
-    began = stopwatch()
+    began = now()
     counts = await asyncio.gather(*(one(index) for index in range(len(scene.prompts))))
-    took = stopwatch() - began
+    took = spent_since(began)
     assert counts == scene.lengths, "the engine stopped early"
     for index in range(len(scene.prompts)):  # no KV of this round may help the next
         await engine.end_session(f"{tag}.{scene.name}.{index}")
     return took
 
 
-def run_transformers(model: LlamaForCausalLM, scene: Scene) -> float:
-    """Return wall seconds of one batch that runs to the longest answer."""
+def run_transformers(model: LlamaForCausalLM, scene: Scene) -> Spent:
+    """Return the time of one batch that runs to the longest answer."""
     longest = max(scene.lengths)
     prompts = torch.tensor(scene.prompts)
-    began = stopwatch()
+    began = now()
     model.generate(
         prompts,
         attention_mask=torch.ones_like(prompts),
@@ -111,17 +124,19 @@ def run_transformers(model: LlamaForCausalLM, scene: Scene) -> float:
         max_new_tokens=longest,
         pad_token_id=0,
     )
-    return stopwatch() - began
+    return spent_since(began)
 
 
-async def swap_pause(engine: EmbeddedEngine, scene: Scene, kv: str) -> float:
-    """Return the pause of an apply while every request of a scene runs."""
-    running = asyncio.ensure_future(run_engine(engine, scene, f"swap-{kv}"))
-    while engine.stats().num_running < len(scene.prompts):
+async def swap_pause(engine: EmbeddedEngine, num: int, kv: str) -> float:
+    """Return the pause of an apply while requests of 32 + 400 tokens decode."""
+    scene = Scene(f"swap-{kv}", scenes(num, 1.0, 1000)[0].prompts, [400] * num)
+    running = asyncio.ensure_future(run_engine(engine, scene, "swap"))
+    resident = num * 34 / (engine.capabilities().max_running * engine.capabilities().max_context_tokens)
+    while engine.stats().kv_used_fraction < resident:  # noqa: ASYNC110, the engine has no event for it
         await asyncio.sleep(0.01)
     pause = await engine.apply(0, 1, "", kv)
     await engine.abort(None)
-    await asyncio.gather(running, return_exceptions=True)
+    await asyncio.gather(running, return_exceptions=True)  # its count of tokens falls short, as it must
     return pause
 
 
@@ -150,34 +165,40 @@ async def main() -> None:
         decode_text=None,
         read_weights=lambda _: model.state_dict().items(),
     )
-    warm = Scene("warm", [[1, 2, 3]] * 8, [2] * 8)
+    warm = Scene("warm", [[1, 2, 3]] * options.concurrent, [2] * options.concurrent)
     await run_engine(engine, warm, "warm")
     run_transformers(model, warm)
     result: dict[str, object] = {"threads": options.threads, "concurrent": options.concurrent}
     if options.sweep:
         for num in (1, 8, 32, 64):
             scene = scenes(num, options.scale, vocab)[0]
-            rate = sum(scene.lengths) / await run_engine(engine, scene, f"sweep{num}")
-            print(f"engine alone, {num:3} requests: {rate:7.1f} tokens/s", flush=True)
-            result[f"sweep.{num}"] = round(rate, 1)
-    print(f"{'scene':8} {'round':>5} {'engine tok/s':>13} {'transformers':>13} {'ratio':>6}")
+            took = await run_engine(engine, scene, f"sweep{num}")
+            rates = [sum(scene.lengths) / each for each in took]
+            print(f"engine alone, {num:3} requests: {rates[0]:7.1f} tokens/s, {rates[1]:7.1f} a CPU second")
+            result[f"sweep.{num}.tokens_per_s"] = round(rates[0], 1)
+            result[f"sweep.{num}.tokens_per_cpu_s"] = round(rates[1], 1)
+    print("useful tokens per second of wall time, of CPU time")
+    print(f"{'scene':8} {'engine':>15} {'transformers':>15} {'ratio':>12}")
     for scene in scenes(options.concurrent, options.scale, vocab):
         useful = sum(scene.lengths)
-        ours: list[float] = []
-        theirs: list[float] = []
+        ours: list[Spent] = []
+        theirs: list[Spent] = []
         for number in range(options.rounds):
-            ours.append(useful / await run_engine(engine, scene, f"round{number}"))
-            theirs.append(useful / run_transformers(model, scene))
+            ours.append(await run_engine(engine, scene, f"round{number}"))
+            theirs.append(run_transformers(model, scene))
+            a, b = ([useful / each for each in took] for took in (ours[-1], theirs[-1]))
             print(
-                f"{scene.name:8} {number:5} {ours[-1]:13.1f} {theirs[-1]:13.1f} {ours[-1] / theirs[-1]:6.2f}",
+                f"{scene.name:8} {a[0]:7.1f} {a[1]:7.1f} {b[0]:7.1f} {b[1]:7.1f} "
+                f"{a[0] / b[0]:6.2f} {a[1] / b[1]:5.2f}",
                 flush=True,
             )
-        result[f"{scene.name}.engine_tokens_per_s"] = round(median(ours), 1)
-        result[f"{scene.name}.transformers_tokens_per_s"] = round(median(theirs), 1)
-        result[f"{scene.name}.ratio"] = round(median(ours) / median(theirs), 2)
-    running = scenes(options.concurrent, options.scale, vocab)[1]
+        for index, unit in enumerate(("s", "cpu_s")):
+            fast, slow = (useful / median(each[index] for each in took) for took in (ours, theirs))
+            result[f"{scene.name}.engine_tokens_per_{unit}"] = round(fast, 1)
+            result[f"{scene.name}.transformers_tokens_per_{unit}"] = round(slow, 1)
+            result[f"{scene.name}.ratio_by_{unit}"] = round(fast / slow, 2)
     for kv in ("keep", "recompute"):
-        result[f"swap_pause_s.{kv}"] = round(await swap_pause(engine, running, kv), 4)
+        result[f"swap_pause_s.{kv}"] = round(await swap_pause(engine, options.concurrent, kv), 4)
     await engine.close()
     print(json.dumps(result))
 

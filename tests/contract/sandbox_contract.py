@@ -26,7 +26,7 @@ def running(marker):
 
 
 async def until_running(marker):
-    while not running(marker):
+    while not running(marker):  # noqa: ASYNC110 - another process tells nobody
         await asyncio.sleep(0.01)
 
 
@@ -66,7 +66,10 @@ class SandboxContract:
         assert (result.rc, result.signal, result.cause, result.stdout) == (None, 9, "killed", "x\n")
 
     async def test_a_loop_that_ignores_sigterm_ends_at_the_wall_limit(self, sandbox):
-        code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True)\nwhile 1: time.sleep(1)"
+        code = (
+            "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True)\n"
+            "while 1: time.sleep(1)"
+        )
         result = await sandbox.exec([*PYTHON, code], limits=ExecLimits(wall_s=0.5))
         assert (result.rc, result.cause, result.stdout) == (None, "wall", "up\n")
 

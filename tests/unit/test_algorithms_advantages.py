@@ -60,6 +60,11 @@ def test_a_user_function_is_loaded_by_import_path(tmp_path, monkeypatch):
     assert advantages("my_advantage:plain", [1.0, 1.0]) == [1.0, 1.0]
 
 
+def test_a_user_function_is_loaded_from_a_file(tmp_path):
+    (tmp_path / "mine.py").write_text("def plain(rewards, settings):\n    return list(rewards)\n")
+    assert advantages(f"{tmp_path}/mine.py:plain", [1.0, 1.0]) == [1.0, 1.0]
+
+
 def test_a_registered_function_is_found_by_name_and_a_name_is_taken_once(monkeypatch):
     monkeypatch.setattr(ADVANTAGES, "_functions", {})
     ADVANTAGES.register("doubled")(doubled)
@@ -75,6 +80,10 @@ def test_a_registered_function_is_found_by_name_and_a_name_is_taken_once(monkeyp
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("math:no_such_function", "no_such_function"),
         ("math:pi", "function 'pi'"),
+        ("no_such_file.py:f", "the file does not exist"),
+        (__file__, "must name a function"),
+        ("math:sin", r"must be callable as sin\(rewards, settings\): too many positional"),
+        ("asyncio:sleep", "must not be async"),
     ],
 )
 def test_a_function_that_cannot_be_loaded_is_the_users_error(name, words):

@@ -97,16 +97,16 @@ def test_wrong_usage_is_exit_code_2(arguments, message, capsys):
 
 
 def test_a_wrong_config_shows_every_problem_and_no_traceback(tmp_path):
-    (tmp_path / "run.toml").write_text("[model]\npath = 'tiny'\ndtype = 'float23'\n\n[queu]\n")
+    (tmp_path / "run.toml").write_text("[model]\npath = 'tiny'\n[queue]\non_failed_rollout = 'shrnk'\n[queu]\n")
     done = headway("train", "run.toml", "queue.bound=x", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
         "error: run.toml: environment.name: is required: A built-in environment (`headway env list`), an "
-        "import path `module:Class`, or a .py file. In section [environment] write, for example, "
-        'name = "arithmetic"',
-        'error: run.toml:3: model.dtype: must be "float32" or "bfloat16" (got \'float23\'). '
-        'Did you mean "float32"?',
+        "import path `module:Class`, or a .py file (relative to the config file). In section [environment] "
+        'write, for example, name = "arithmetic"',
+        'error: run.toml:4: queue.on_failed_rollout: must be "shrink" or "void" (got \'shrnk\'). '
+        'Did you mean "shrink"?',
         "error: run.toml:5: queu: is not a section. Did you mean [queue]?",
         "error: command line: queue.bound: must be an integer (got 'x'). Write it without quotes",
     ]

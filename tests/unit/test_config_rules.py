@@ -4,8 +4,8 @@ import pytest
 
 from headway.config.compose import EXAMPLES, Config
 from headway.config.load import load_config
-from headway.config.schema import keys_of, sections_of
 from headway.core.errors import ConfigError
+from headway.core.schema import keys_of, sections_of
 
 BASE = ("model.path=tiny", "environment.name=arithmetic")
 CODE = ("model.path=tiny", "environment.name=python-code")
@@ -43,7 +43,7 @@ def test_group_size_1_with_a_group_estimator(advantage):
 
 
 def test_group_size_1_with_an_advantage_of_ones_own():
-    config = load_config(None, (*BASE, "queue.group_size=1", "algorithm.advantage=mine:reward"))
+    config = load_config(None, (*BASE, "queue.group_size=1", "algorithm.advantage=operator:sub"))
     assert config.queue.group_size == 1
 
 
@@ -140,11 +140,12 @@ class Arguments:
 class Own:
     """Mine."""
     settings_type = Arguments
-    def num_tasks(self): ...
-    def task(self): ...
-    def prompt(self): ...
-    def rollout(self): ...
-    def score(self): ...
+    name, resume, needs_sandbox, stop_strings, system_prompt = "own", "restart", False, (), None
+    def num_tasks(self, split): ...
+    def task(self, split, index, level): ...
+    def prompt(self, task): ...
+    async def rollout(self, task, chat, sandbox): ...
+    async def score(self, task, outcome, sandbox): ...
 '''
 
 

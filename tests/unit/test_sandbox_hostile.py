@@ -1,5 +1,7 @@
 """Hostile programs in the bubblewrap sandbox: each ends as it should, and nothing is left."""
 
+# ruff: noqa: ASYNC110, ASYNC220, ASYNC230 - other processes are watched by looking again
+
 import asyncio
 import os
 import shutil
@@ -50,7 +52,9 @@ async def test_a_fork_bomb_is_refused_processes(sandbox):
 
 @pids_hold
 async def test_the_process_limit_counts_each_sandbox_for_itself(provider):
-    hold = "import os, time\nfor _ in range(9):\n  if os.fork() == 0: time.sleep(9)\nprint('held', flush=True)"
+    hold = (
+        "import os, time\nfor _ in range(9):\n  if os.fork() == 0: time.sleep(9)\nprint('held', flush=True)"
+    )
     made = [await provider.create(f"p{number}", {"run": "r"}) for number in range(3)]
     async with asyncio.TaskGroup() as group:
         work = [group.create_task(sandbox.exec([*PYTHON, hold])) for sandbox in made]
@@ -93,7 +97,9 @@ async def test_nothing_outside_work_and_tmp_can_be_written(sandbox):
 
 
 async def test_namespaces_cannot_be_nested_and_there_are_no_privileges(sandbox):
-    script = "unshare -U true; unshare -m true; mount -t tmpfs x /tmp 2>&1 | head -1 >&2; cat /proc/self/status"
+    script = (
+        "unshare -U true; unshare -m true; mount -t tmpfs x /tmp 2>&1 | head -1 >&2; cat /proc/self/status"
+    )
     result = await sandbox.exec(["sh", "-c", script])
     facts = dict(line.split(":\t", 1) for line in result.stdout.splitlines() if ":\t" in line)
     assert {facts[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
@@ -160,7 +166,8 @@ async def test_a_killed_controller_leaves_no_process_and_its_folders_are_reaped(
         from headway.sandbox.settings import SandboxSettings
 
         async def main():
-            provider = BubblewrapProvider(SandboxSettings(directory={str(tmp_path / "sandboxes")!r}, wall_s=60))
+            settings = SandboxSettings(directory={str(tmp_path / "sandboxes")!r}, wall_s=60)
+            provider = BubblewrapProvider(settings)
             async with asyncio.TaskGroup() as group:
                 for number in range(4):
                     sandbox = await provider.create(f"s{{number}}", {{"run": "killed"}})
@@ -259,7 +266,11 @@ async def test_the_wall_limit_holds_while_a_program_floods_slowly(sandbox):
 @pytest.mark.parametrize(
     ("setting", "blocking", "remedy"),
     [
-        ("kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+        (
+            "kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
         ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
         ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
     ],

@@ -1,15 +1,15 @@
-"""Find a hook by its name or by the import path of a user's own function."""
+"""Find a hook by its name, or a user's own function by import path or file."""
 
 from __future__ import annotations
 
 import difflib
-import importlib
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from headway.core.errors import UserError
+from headway.core.hooks import HookError, is_own, load_function
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 F = TypeVar("F")
 
@@ -21,8 +21,9 @@ class Registry(Generic[F]):
     names of the losses loads no torch.
     """
 
-    def __init__(self, kind: str, builtin: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, parameters: Sequence[str], builtin: Mapping[str, str]) -> None:
         self._kind = kind  # what the functions are, as the settings' key calls them
+        self._parameters = parameters  # what they take, by position
         self._paths = dict(builtin)
         self._functions: dict[str, F] = {}
 
@@ -42,37 +43,33 @@ class Registry(Generic[F]):
 
         return keep
 
-    def unknown(self, name: str) -> str:
-        """Return why `name` cannot be loaded, as a remedy; empty when it is registered or an import path."""
-        if ":" in name or name in self.names:
-            return ""
-        near = difflib.get_close_matches(name, self.names, n=1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
-        return f"{hint}Choose one of {', '.join(self.names)}, or give an import path, module:function"
+    def problem(self, name: str) -> UserError | None:
+        """Return why `name` cannot be used, None when it can. A user's own function is loaded."""
+        if name in self.names:
+            return None
+        try:
+            self.load(name)
+        except UserError as error:
+            return error
+        return None
 
     def load(self, name: str) -> F:
-        """Return the function registered as `name`, or found at the import path `module:function`.
+        """Return the function registered as `name`, or a user's own by import path or file.
 
-        Raises UserError when there is none.
+        Raises UserError when there is none, or when it does not take the hook's parameters.
         """
         if name in self._functions:
             return self._functions[name]
-        if remedy := self.unknown(name):
-            rule = f"{self._kind} must be a registered name or an import path"
-            raise UserError(rule, value=name, remedy=remedy, key=f"algorithm.{self._kind}")
-        return cast("F", _import(self._paths.get(name, name), f"algorithm.{self._kind}"))
-
-
-def _import(path: str, key: str) -> Any:
-    module_name, _, attribute = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        rule = f"the module of an import path must import; it raised {type(error).__name__}: {error}"
-        remedy = "Start headway where Python finds the module, or install it"
-        raise UserError(rule, value=path, remedy=remedy, key=key) from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        rule = f"module {module_name} must have a function {attribute!r}"
-        raise UserError(rule, value=path, remedy="Write module:function", key=key)
-    return function
+        key = f"algorithm.{self._kind}"
+        if name not in self._paths and not is_own(name):
+            near = difflib.get_close_matches(name, self.names, n=1)
+            hint = f"Did you mean {near[0]!r}? " if near else ""
+            remedy = (
+                f"{hint}Choose one of {', '.join(self.names)}; yours is module:function or file.py:function"
+            )
+            raise UserError(f"must be a known {self._kind}", value=name, remedy=remedy, key=key)
+        try:
+            return cast("F", load_function(self._paths.get(name, name), self._parameters))
+        except HookError as error:
+            error.key = key
+            raise

@@ -18,14 +18,15 @@ class AlgorithmSettings:
 
     advantage: str = setting(
         "grpo",
-        "Advantage of a rollout within its group: grpo, dr_grpo, rloo, or the import path module:function "
-        "of your own.",
+        "Advantage of a rollout within its group: grpo, dr_grpo, rloo, or your own: an import "
+        "path module:function, or file.py:function with a path relative to the config file.",
     )
     std_eps: float = setting(1e-4, "Added to the group's standard deviation in grpo.", ge=0)
     loss: str = setting(
         "grpo",
         "Policy loss: grpo (clipped ratio to the sampling policy), reinforce_is (truncated importance "
-        "weight), or the import path module:function of your own.",
+        "weight), or your own: an import path module:function, or file.py:function with a path relative to "
+        "the config file.",
     )
     clip_low: float = setting(0.2, "grpo clips the ratio from below at 1 - clip_low.", ge=0, le=1)
     clip_high: float = setting(0.2, "grpo clips the ratio from above at 1 + clip_high; DAPO has 0.28.", ge=0)
@@ -48,10 +49,10 @@ class AlgorithmSettings:
     def problems(self) -> list[Problem]:
         """Return the rules between these settings that do not hold."""
         found: list[Problem] = []
-        if remedy := ADVANTAGES.unknown(self.advantage):
-            found.append(Problem("advantage", self.advantage, "must be a known advantage", remedy))
-        if remedy := LOSSES.unknown(self.loss):
-            found.append(Problem("loss", self.loss, "must be a known loss", remedy))
+        if error := ADVANTAGES.problem(self.advantage):
+            found.append(Problem("advantage", self.advantage, error.rule, error.remedy))
+        if error := LOSSES.problem(self.loss):
+            found.append(Problem("loss", self.loss, error.rule, error.remedy))
         if self.normaliser == "constant" and self.constant_tokens == 0:
             rule = "the constant normaliser needs constant_tokens >= 1"
             remedy = "Set it to the most tokens that a rollout may sample"

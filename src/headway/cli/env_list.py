@@ -17,8 +17,8 @@ def command() -> int:
       headway env list
     """
     from headway.config.arguments import argument_keys
-    from headway.config.check import describe_type
     from headway.config.show import toml_value
+    from headway.core.check import describe_type
     from headway.environments.registry import names_and_summaries
 
     for name, summary in names_and_summaries():

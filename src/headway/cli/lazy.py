@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headway.config.near import did_you_mean, nearest
+from headway.core.near import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

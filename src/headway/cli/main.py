@@ -6,6 +6,8 @@ Exit codes: 0 done, 1 a fault (with its traceback, and the run directory where t
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import traceback
 from typing import TYPE_CHECKING
@@ -42,6 +44,7 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    _import_from_here()
     try:
         result = cli.main(args=arguments, prog_name="headway", standalone_mode=False)
     except click.ClickException as error:
@@ -59,6 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             click.echo(f"error: {user_error}", err=True)
         return 2
     return result if isinstance(result, int) else 0
+
+
+def _import_from_here() -> None:
+    """Put the current directory on the import path, as `python -m headway` does, so that hooks are found."""
+    with contextlib.suppress(FileNotFoundError):  # it was removed
+        here = os.getcwd()
+        if here not in sys.path and not sys.flags.safe_path:
+            sys.path.insert(0, here)
 
 
 def _user_errors(error: BaseException) -> list[UserError]:

@@ -6,11 +6,10 @@ import dataclasses
 import typing
 from typing import TYPE_CHECKING, Any
 
-from headway.config.check import Mismatch, convert
 from headway.config.clash import Clash
-from headway.config.near import did_you_mean, nearest
-from headway.config.schema import Key, keys_of
 from headway.core.errors import EnvironmentSetupError
+from headway.core.schema import Key, keys_of
+from headway.environments.arguments import read_arguments
 from headway.environments.registry import settings_type
 
 if TYPE_CHECKING:
@@ -37,16 +36,9 @@ def environment_takes_its_arguments(config: Config) -> Iterator[Clash]:
     except EnvironmentSetupError as error:
         yield Clash(("environment.name",), error.rule, error.remedy)
         return
-    keys = keys_of(settings)
-    found = [_clash(argument, rule, remedy) for argument, rule, remedy in _mismatches(name, keys, args)]
-    yield from found
-    if not found and hasattr(settings, "problems"):
-        values = {
-            argument: convert(value, keys[argument].hint, keys[argument].rule)
-            for argument, value in args.items()
-        }
-        for problem in settings(**values).problems():
-            yield _clash(problem.key, problem.rule, problem.remedy)
+    for problem in read_arguments(name, settings, args)[1]:
+        keys = (f"{PREFIX}.{problem.key}", PREFIX, "environment.name")
+        yield Clash(keys, problem.rule, problem.remedy)
 
 
 def with_all_arguments(config: Config) -> Config:
@@ -55,26 +47,6 @@ def with_all_arguments(config: Config) -> Config:
     defaults = {name: _as_toml(key.default) for name, key in keys.items() if key.default is not None}
     environment = dataclasses.replace(config.environment, args=defaults | config.environment.args)
     return dataclasses.replace(config, environment=environment)
-
-
-def _mismatches(name: str, keys: dict[str, Key], args: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield (argument, rule, remedy) for each that the environment refuses or lacks."""
-    for argument, value in args.items():
-        if argument not in keys:
-            remedy = did_you_mean(nearest(argument, keys)) or f"It takes {', '.join(keys) or 'none'}"
-            yield argument, f"is not an argument of the environment {name}", remedy
-            continue
-        try:
-            convert(value, keys[argument].hint, keys[argument].rule)
-        except Mismatch as mismatch:
-            yield argument, mismatch.rule, mismatch.remedy
-    for argument, key in keys.items():
-        if key.is_required and argument not in args:
-            yield argument, f"is required by the environment {name}: {key.doc.rstrip('.')}", ""
-
-
-def _clash(argument: str, rule: str, remedy: str) -> Clash:
-    return Clash((f"{PREFIX}.{argument}", PREFIX, "environment.name"), rule, remedy.removesuffix("."))
 
 
 def _as_toml(value: Any) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import typing
 from typing import Any, TypeVar
 
-from headway.config.check import Mismatch, convert
-from headway.config.near import did_you_mean, nearest, nearest_key
-from headway.config.schema import Key, keys_of, sections_of
 from headway.config.source import COMMAND_LINE, Source
+from headway.core.check import Mismatch, convert
 from headway.core.errors import UserError
+from headway.core.near import did_you_mean, nearest, nearest_key
+from headway.core.schema import Key, keys_of, sections_of
 
 if typing.TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,7 +96,7 @@ def _own_problems(section: str, settings: Any, source: Source) -> list[UserError
             problem.rule,
             value=problem.value,
             key=f"{section}.{problem.key}",
-            remedy=problem.remedy.removesuffix("."),
+            remedy=problem.remedy,
             where=source.where(f"{section}.{problem.key}"),
         )
         for problem in settings.problems()

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.config.arguments import with_all_arguments
 from headway.config.compose import EXAMPLES, Config
 from headway.config.rules import RULES
-from headway.config.source import read_source
+from headway.config.source import COMMAND_LINE, read_source
 from headway.config.validate import validate
 from headway.core.errors import UserError
+from headway.core.hooks import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
-    from pathlib import Path
+
+    from headway.config.source import Source
+
+HOOKS = (("environment", "name"), ("algorithm", "advantage"), ("algorithm", "loss"))
+"""Keys that may name a file of the user's own code."""
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, apply `key=value` overrides in order, and check everything.
 
-    The environment's arguments are completed with their defaults, so that the config says all that a run
-    depends on.
+    The environment's arguments are completed with their defaults, and files of the user's own code get
+    absolute paths, so that the config says all that a run depends on and a copy of it means the same.
+    A relative path in the file is relative to the file's folder, one in an override to the current directory.
 
     Args:
         path: the file; None takes all values from the overrides.
@@ -31,7 +38,9 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         ConfigError: with every problem found, each with key, place, value, rule and remedy.
         UserError: when the file cannot be read or is no TOML.
     """
-    config = validate(Config, read_source(path, overrides), examples=EXAMPLES, rules=RULES)
+    source = read_source(path, overrides)
+    _fix_hooks(source, Path() if path is None else path.parent)
+    config = validate(Config, source, examples=EXAMPLES, rules=RULES)
     return with_all_arguments(config)
 
 
@@ -44,3 +53,15 @@ def placing(path: Path | None, overrides: Sequence[str] = ()) -> Generator[None]
         if error.key and not error.where:
             error.where = read_source(path, overrides).where(error.key)
         raise
+
+
+def _fix_hooks(source: Source, folder: Path) -> None:
+    """Make the paths of hooks absolute; what is no string is left for the validation to refuse."""
+    for section, name in HOOKS:
+        table = source.values.get(section)
+        if not isinstance(table, dict):
+            continue
+        values = cast("dict[str, Any]", table)
+        if isinstance(value := values.get(name), str):
+            is_override = source.where(f"{section}.{name}") == COMMAND_LINE
+            values[name] = absolute(value, Path() if is_override else folder)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from headway.config.check import describe_bounds, describe_type
 from headway.config.compose import Config
-from headway.config.schema import Key, keys_of, sections_of, summary_of
 from headway.config.show import toml_value
+from headway.core.check import describe_bounds, describe_type
+from headway.core.schema import Key, keys_of, sections_of, summary_of
 from headway.environments.registry import names_and_summaries, settings_type
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.config.arguments import PREFIX, argument_keys
-from headway.config.schema import keys_of, sections_of, summary_of
+from headway.core.schema import keys_of, sections_of, summary_of
 
 if TYPE_CHECKING:
     from pathlib import Path

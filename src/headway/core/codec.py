@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -32,8 +33,24 @@ def to_plain(value: Any) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """Return the canonical one-line JSON of `value`."""
-    return json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    """Return the canonical one-line JSON of `value`.
+
+    Raises ValueError for a number that is not finite: JSON has none.
+    """
+    plain = to_plain(value)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def finite_only(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers that `dumps` can write, as floats; the others are left out."""
+    return {name: float(value) for name, value in numbers.items() if _is_finite(value)}
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond every float
+        return False
 
 
 def from_plain(hint: Any, plain: Any) -> Any:
@@ -66,9 +83,9 @@ def _decoder(hint: Any) -> Decode:
         return _collection_decoder(tuple, args[0]) if args[1:] == (Ellipsis,) else _fixed_decoder(tuple, args)
     if origin in (dict, Mapping):
         return _dict_decoder(*args)
-    if isinstance(hint, type) and issubclass(hint, tuple):
-        hints = typing.get_type_hints(hint)
-        return _fixed_decoder(lambda items: hint(*items), tuple(hints.values()))
+    if isinstance(hint, type) and hasattr(hint, "_fields"):  # a named tuple
+        named = typing.cast("Callable[..., Any]", hint)
+        return _fixed_decoder(lambda items: named(*items), tuple(typing.get_type_hints(named).values()))
     if dataclasses.is_dataclass(hint):
         return _dataclass_decoder(typing.cast("type", hint))
     raise TypeError(f"cannot decode into {hint!r}")

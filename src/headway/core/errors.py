@@ -16,11 +16,17 @@ def _rebuild(cls: type[HeadwayError], args: tuple[Any, ...], state: dict[str, An
     return error
 
 
+def _without_stop(text: str) -> str:
+    """Return a sentence without its full stop, which after a path or a value would look like a part of it."""
+    text = text.rstrip()
+    return text if text.endswith("..") else text.removesuffix(".")
+
+
 class HeadwayError(Exception):
     """Base of every error that Headway raises on purpose.
 
     Attributes:
-        rule: what must hold, as one sentence.
+        rule: what must hold, as one sentence; `str` sets and drops full stops.
         value: the value that broke the rule, or None.
         remedy: what the reader can do about it.
         key: full config key that the value came from, such as `queue.group_size`.
@@ -42,10 +48,11 @@ class HeadwayError(Exception):
 
     def __str__(self) -> str:
         head = ": ".join(part for part in (self.where, self.key) if part)
-        text = f"{head}: {self.rule}" if head else self.rule
+        rule, remedy = _without_stop(self.rule), _without_stop(self.remedy)
+        text = f"{head}: {rule}" if head else rule
         if self.value is not None:
             text += f" (got {self.value!r})"
-        return f"{text}. {self.remedy}" if self.remedy else text
+        return f"{text}. {remedy}" if remedy else text
 
 
 class UserError(HeadwayError):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from headway.core.codec import from_plain
 from headway.core.records import FinishReason, VersionSpan
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Owner = Literal["infrastructure", "environment", "reward", "scheduler"]
 
@@ -142,7 +142,7 @@ class TurnEnded:
 
     rollout: str
     attempt: int
-    turn: int  # index within the rollout
+    turn: int  # index among the attempt's answers; a lower one than expected is a repetition
     replica: str
     spans: tuple[VersionSpan, ...]  # versions of the sampled tokens
     num_prompt_tokens: int  # tokens put before the answer, earlier turns included
@@ -159,7 +159,8 @@ class ToolEnded:
 
     rollout: str
     attempt: int
-    turn: int
+    turn: int  # of the answer that it follows
+    call: int  # index among the attempt's calls; a lower one than expected is a repetition
     duration_s: float
     cause: str  # exit, wall, oom, ... as the sandbox says
 

@@ -118,7 +118,7 @@ class EvalStarted:
 
     lineage: int
     number: int
-    num_tasks: int
+    num_tasks: int  # asked for; the environment may have fewer
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class PayloadWriter:
         directory.mkdir(parents=True, exist_ok=True)
         self._name = name
         self._file = (directory / name).open("ab")
+        self._unsynced = False
 
     def append(self, payload: Payload) -> str:
         """Write one payload and return its reference."""
@@ -47,11 +48,14 @@ class PayloadWriter:
         offset = self._file.tell()
         self._file.write(record)
         self._file.flush()
+        self._unsynced = True
         return f"{self._name}:{offset}:{len(record)}"
 
     def sync(self) -> None:
         """Make everything written so far survive a power cut."""
-        os.fsync(self._file.fileno())
+        if self._unsynced:
+            self._unsynced = False
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""

@@ -299,5 +299,5 @@ class Trainer(Protocol):
         ...
 
     def set_threads(self, num_threads: int) -> None:
-        """Compute with this many CPU threads from now on."""
+        """Compute with this many CPU threads from the next micro-batch on; callable from any thread."""
         ...

@@ -111,7 +111,9 @@ class Reward:
 
     score: float  # finite
     reasons: tuple[str, ...] = ()  # short sentences, most important first
-    metrics: dict[str, float] = field(default_factory=dict[str, float])  # extra numbers for the report
+    metrics: dict[str, float] = field(
+        default_factory=dict[str, float]
+    )  # for the report; those not finite are left out
 
 
 @dataclass(frozen=True, slots=True)

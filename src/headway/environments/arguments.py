@@ -1,61 +1,43 @@
-"""An environment's own arguments, checked against its frozen dataclass of settings."""
+"""An environment's own arguments, checked against its dataclass of settings like every other key."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import json
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from headway.core.settings import Problem, Rule
-
-T = TypeVar("T")
-
-
-def read_arguments(cls: type[T], args: Mapping[str, Any]) -> tuple[T | None, list[Problem]]:
-    """Return the settings, or every problem with its key relative to `[environment.args]`."""
-    fields = {field.name: field for field in dataclasses.fields(cast("Any", cls))}
-    problems = [_unknown(key, value, list(fields)) for key, value in args.items() if key not in fields]
-    known = {key: value for key, value in args.items() if key in fields}
-    try:
-        # By way of JSON, because strict JSON takes an array for a tuple and strict Python does not.
-        settings = TypeAdapter(cls).validate_json(json.dumps(known, default=str), strict=True)
-    except ValidationError as error:
-        for entry in error.errors():
-            key = ".".join(str(part) for part in entry["loc"]) or "args"
-            problems.append(Problem(key, entry.get("input"), entry["msg"].lower(), ""))
-        return None, problems
-    for name, field in fields.items():
-        rule = field.metadata.get("rule")
-        if isinstance(rule, Rule):
-            problems += _outside(name, getattr(settings, name), rule)
-    check = getattr(settings, "problems", None)
-    if check is not None and not problems:
-        problems += check()
-    return (None if problems else settings), problems
+from headway.core.check import Mismatch, convert
+from headway.core.near import did_you_mean, nearest
+from headway.core.schema import keys_of
+from headway.core.settings import Problem
 
 
-def _unknown(key: str, value: object, names: list[str]) -> Problem:
-    near = difflib.get_close_matches(key, names, 1)
-    remedy = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(names)}"
-    return Problem(key, value, "is not a setting of this environment", remedy)
+def read_arguments(name: str, cls: type[Any], args: Mapping[str, Any]) -> tuple[Any | None, list[Problem]]:
+    """Return the settings, or every problem with its key relative to `[environment.args]`.
 
-
-def _outside(name: str, value: object, rule: Rule) -> list[Problem]:
-    values = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
-    found: list[Problem] = []
-    for item in values:
-        if not isinstance(item, (int, float)):
+    Args:
+        name: the environment's, for messages.
+        cls: its `settings_type`.
+        args: values as TOML has them: lists for tuples, integers for numbers.
+    """
+    keys, values = keys_of(cls), dict[str, Any]()
+    problems: list[Problem] = []
+    for argument, value in args.items():
+        if argument not in keys:
+            remedy = did_you_mean(nearest(argument, keys)) or f"It takes {', '.join(keys) or 'none'}"
+            rule = f"is not an argument of the environment {name}"
+            problems.append(Problem(argument, value, rule, remedy))
             continue
-        for holds, words in (
-            (rule.ge is None or item >= rule.ge, f"must be at least {rule.ge}"),
-            (rule.gt is None or item > rule.gt, f"must be greater than {rule.gt}"),
-            (rule.le is None or item <= rule.le, f"must be at most {rule.le}"),
-            (rule.lt is None or item < rule.lt, f"must be less than {rule.lt}"),
-        ):
-            if not holds:
-                found.append(Problem(name, item, words, ""))
-    return found
+        try:
+            values[argument] = convert(value, keys[argument].hint, keys[argument].rule)
+        except Mismatch as mismatch:
+            problems.append(Problem(argument, value, mismatch.rule, mismatch.remedy))
+    for argument, key in keys.items():
+        if key.is_required and argument not in args:
+            rule = f"is required by the environment {name}: {key.doc.rstrip('.')}"
+            problems.append(Problem(argument, None, rule, ""))
+    if problems:
+        return None, problems
+    settings = cls(**values)
+    if hasattr(settings, "problems"):
+        problems += settings.problems()
+    return (None if problems else settings), problems

@@ -7,6 +7,7 @@ recorder untouched (renderers/chat.py says how the turns are joined).
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class Conversation:
         self._running: str | None = None  # the request that an answer is awaited from
         self._closed = False
         self.recorder = TurnRecorder()
+        self.num_answers = 0  # that the engine ended, failed ones included
         self.truncated = False
 
     @property
@@ -88,9 +90,10 @@ class Conversation:
     async def close(self) -> None:
         """End the engine's session, and the answer that is awaited, if any."""
         self._closed = True
-        if self._running is not None:
-            await self._engine.abort([self._running])
-        await self._engine.end_session(self.session)
+        with contextlib.suppress(EngineError):  # a lost engine has no sessions left to end
+            if self._running is not None:
+                await self._engine.abort([self._running])
+            await self._engine.end_session(self.session)
 
     async def _answer(self, messages: list[Message], max_tokens: int | None) -> Reply:
         parent = self.num_turns - 1
@@ -172,7 +175,7 @@ class Conversation:
             TurnEnded(
                 rollout=self._command.rollout,
                 attempt=self._command.attempt,
-                turn=self.num_turns,
+                turn=self.num_answers,
                 replica=last.replica or self._command.replica,
                 spans=tuple(spans),
                 num_prompt_tokens=num_prompt_tokens,
@@ -183,6 +186,7 @@ class Conversation:
                 finish=last.finish,
             )
         )
+        self.num_answers += 1
 
     def _checked_finish(self, last: Chunk, num_prompt_tokens: int) -> FinishReason:
         if last.finish == "rejected":

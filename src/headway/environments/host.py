@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headway.core.clock import stopwatch
 from headway.core.errors import EngineError
-from headway.core.events import Event, RolloutEnded, RolloutFailed, SandboxReleased, Scored
+from headway.core.events import Event, RolloutEnded, RolloutFailed, SandboxLost, SandboxReleased, Scored
 from headway.core.payload import PayloadWriter, read_payload
 from headway.core.protocols import Engine, Environment, Outcome, SandboxProvider
 from headway.environments.conversation import Conversation, GenerationLimits
@@ -55,6 +55,7 @@ class _Attempt:
 
     work: asyncio.Task[None] | None = None
     cancelled: str | None = None  # the scheduler's reason
+    settled: bool = False  # how it ends is decided; a Cancel comes too late
     over: bool = False  # its ending was told
 
 
@@ -119,11 +120,11 @@ class RolloutHost:
         attempt.work = self._spawn(self._score(command, task, attempt))
 
     def cancel(self, command: Cancel) -> None:
-        """End an attempt; answered by RolloutFailed with owner scheduler."""
+        """End an attempt; answered by RolloutFailed with owner scheduler, or by an ending that crosses."""
         attempt = self._attempts.get((command.rollout, command.attempt))
         if attempt is None or attempt.work is None or attempt.work.done():
             self._emit(self._cancelled(command, "nothing of this attempt runs here"))
-        elif attempt.cancelled is None:
+        elif attempt.cancelled is None and not attempt.settled:
             attempt.cancelled = command.reason
             attempt.work.cancel()
 
@@ -144,9 +145,9 @@ class RolloutHost:
             self._spawn(self._release(lease))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        if self._group is None:
+        if self._group is None or self._closing.is_set():
             work.close()
-            raise RuntimeError("RolloutHost.run must be running before commands arrive")
+            raise RuntimeError("commands may arrive only while RolloutHost.run serves")
         return self._group.create_task(work)
 
     async def _rollout(self, command: StartRollout, task: Task, attempt: _Attempt) -> None:
@@ -155,7 +156,7 @@ class RolloutHost:
         ended: RolloutEnded | RolloutFailed | None = None
         try:
             chat = self._conversation(command, attempt)
-            lease.turn = lambda: chat.num_turns - 1
+            lease.turn = lambda: chat.num_answers - 1
             outcome = await self._supervise(self._environment.rollout(task, chat, lease))
             ended = finish_rollout(command, task, chat, outcome, lease, self._payloads)
         except asyncio.CancelledError:
@@ -168,13 +169,12 @@ class RolloutHost:
             if attempt.cancelled is not None:
                 ended = self._cancelled(command, f"{attempt.cancelled}; then {words}")
         finally:
+            attempt.settled = True
             if not isinstance(ended, RolloutEnded) or not lease.used:
                 await self._release(lease)
+            self._tell(command, attempt, ended)
             if chat is not None:
                 await chat.close()
-            self._forget(command, attempt)
-        if ended is not None and not self._closing.is_set():
-            self._emit(ended)
 
     def _conversation(self, command: StartRollout, attempt: _Attempt) -> Conversation:
         engine = self._engines.get(command.replica)
@@ -193,7 +193,7 @@ class RolloutHost:
     async def _score(self, command: Score, task: Task, attempt: _Attempt) -> None:
         sandbox_id = f"{command.rollout}.{command.attempt}.v{command.tries}"
         lease = self._lease(command, attempt, sandbox_id, "verify")
-        answer: Event
+        answer: Event | None = None
         try:
             answer = await self._scored(command, task, lease)
         except asyncio.CancelledError:
@@ -205,10 +205,9 @@ class RolloutHost:
             if attempt.cancelled is not None:
                 answer = self._cancelled(command, attempt.cancelled)
         finally:
+            attempt.settled = True
             await self._release(lease)
-            self._forget(command, attempt)
-        if not self._closing.is_set():
-            self._emit(answer)
+            self._tell(command, attempt, answer)
 
     async def _scored(self, command: Score, task: Task, lease: SandboxLease) -> Scored:
         began = stopwatch()
@@ -251,15 +250,18 @@ class RolloutHost:
         """An emit that an abandoned coroutine cannot speak through any more."""
 
         def emit(event: Event) -> None:
-            if not attempt.over or isinstance(event, SandboxReleased):
+            if not attempt.over or isinstance(event, (SandboxReleased, SandboxLost)):
                 self._emit(event)
 
         return emit
 
-    def _forget(self, command: StartRollout | Score, attempt: _Attempt) -> None:
+    def _tell(self, command: StartRollout | Score, attempt: _Attempt, ending: Event | None) -> None:
+        """Emit an attempt's ending, unless the host closes, and forget the attempt."""
         attempt.over = True
         if self._attempts.get(_of(command)) is attempt:
             del self._attempts[_of(command)]
+        if ending is not None and not self._closing.is_set():
+            self._emit(ending)
 
     def _cancelled(self, command: StartRollout | Score | Cancel, reason: str) -> RolloutFailed:
         return RolloutFailed(*_of(command), "scheduler", "cancelled", reason)

@@ -79,11 +79,15 @@ class SandboxLease:
         held = self._state == "granted"
         self._state = "released"
         self._decided.set()
+        ending: Event = SandboxReleased(self._rollout, self._attempt, self._id)
         if self._inner is not None:
-            await self._inner.terminate()
+            try:
+                await self._inner.terminate()
+            except (SandboxError, OSError) as error:
+                ending = SandboxLost(self._rollout, self._attempt, self._id, f"not removed: {error}")
             self._inner = None
         if held:
-            self._emit(SandboxReleased(self._rollout, self._attempt, self._id))
+            self._emit(ending)
 
     async def exec(
         self,
@@ -101,9 +105,11 @@ class SandboxLease:
             result = await sandbox.exec(argv, stdin=stdin, env=env, limits=limits)
             cause = result.cause
         finally:
+            call = self.num_execs
             self.num_execs += 1
             if self._purpose == "rollout":
-                self._emit(ToolEnded(self._rollout, self._attempt, self.turn(), stopwatch() - began, cause))
+                spent_s = stopwatch() - began
+                self._emit(ToolEnded(self._rollout, self._attempt, self.turn(), call, spent_s, cause))
         if result.cause == "infra":
             raise SandboxError(f"the sandbox failed: {result.stderr.strip()[:200] or 'no reason given'}")
         return result

@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     import random
 
 LEVELS = range(1, 4)
+# From easy to hard for an untrained 135M model: some give a first signal, some leave room to learn.
 _WORDINGS = (
     "Print {expression} using Python.",
     "Calculate {expression} with Python.",
     "Compute {expression} in Python and print the result.",
     "What is {expression}? Write a Python program that prints it.",
+    "Solve {expression} with Python.",
+    "Run Python to find {expression}.",
 )
 _FORM = "Reply with one ```python block only."
 _MAX_SHOWN = 200  # characters of output that come back to the model
@@ -55,7 +58,7 @@ class PythonCodeSettings:
     levels: tuple[int, ...] = setting((2,), "Levels of the train tasks, each as likely.", ge=1, le=3)
     operations: tuple[Literal["+", "-", "*"], ...] = setting(("+", "-", "*"), "Operations of kind `output`.")
     num_eval: int = setting(64, "Held-out tasks at most; the lowest levels have fewer.", ge=1)
-    code_tokens: int = setting(96, "Longest answer that holds a program, tokens.", ge=8)
+    code_tokens: int = setting(64, "Longest answer that holds a program, tokens.", ge=8)
     say_tokens: int = setting(24, "Longest answer that says the result, tokens.", ge=1)
 
     def problems(self) -> list[SettingProblem]:

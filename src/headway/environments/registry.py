@@ -1,46 +1,52 @@
 """Environments by name: built in, an import path `module:Class`, or a plain .py file.
 
-An environment class has a class attribute `settings_type` (a frozen dataclass, its arguments) and a
-constructor `(settings, seed)`; its docstring's first line is what `headway env list` shows.
+An environment class has the parts of the `Environment` protocol, a class attribute `settings_type` (a frozen
+dataclass, its arguments) and a constructor `(settings, seed)`; its docstring's first line is what
+`headway env list` shows.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-import importlib
-import importlib.util
-import inspect
 from collections.abc import Mapping
-from pathlib import Path
+from inspect import get_annotations, isclass
 from typing import TYPE_CHECKING, Any, cast
 
+from headway.core.check import describe_type
 from headway.core.errors import EnvironmentSetupError
+from headway.core.hooks import HookError, is_own, load_module
+from headway.core.protocols import Environment
+from headway.core.schema import keys_of
 from headway.environments.arguments import read_arguments
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from headway.core.protocols import Environment
-    from headway.core.settings import Problem
 
 BUILT_IN = {
     "arithmetic": "headway.environments.arithmetic:Arithmetic",
     "python-code": "headway.environments.python_code:PythonCode",
 }
-_PARTS = ("num_tasks", "task", "prompt", "rollout", "score")
+_PARTS = {
+    "settings_type": "settings_type = Settings, a frozen dataclass",
+    "name": 'name = "mine"',
+    "resume": 'resume = "restart"',
+    "needs_sandbox": "needs_sandbox = False",
+    "stop_strings": "stop_strings = ()",
+    "system_prompt": "system_prompt = None",
+    "num_tasks": "def num_tasks(self, split)",
+    "task": "def task(self, split, index, level)",
+    "prompt": "def prompt(self, task)",
+    "rollout": "async def rollout(self, task, chat, sandbox)",
+    "score": "async def score(self, task, outcome, sandbox)",
+}
+"""What the host asks of an environment, and how it is written."""
 
 
 def names_and_summaries() -> list[tuple[str, str]]:
     """Return the built-in environments with one line each."""
     return [(name, (_load(name).__doc__ or "").strip().partition("\n")[0]) for name in sorted(BUILT_IN)]
-
-
-def argument_problems(name: str, args: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with an environment's arguments, keys relative to `[environment.args]`.
-
-    Raises EnvironmentSetupError when there is no such environment.
-    """
-    return read_arguments(_load(name).settings_type, args)[1]
 
 
 def settings_type(name: str) -> type:
@@ -57,31 +63,22 @@ def build(name: str, args: Mapping[str, Any] | None = None, seed: int = 0) -> En
     Raises EnvironmentSetupError when it is unknown, incomplete, or its arguments do not hold.
     """
     cls = _load(name)
-    settings, problems = read_arguments(cls.settings_type, args or {})
+    settings, problems = read_arguments(name, cls.settings_type, args or {})
     if problems:
         first = problems[0]
-        more = f" ({len(problems) - 1} more problems)" if len(problems) > 1 else ""
+        more = f" ({len(problems) - 1} more problem{'s'[: len(problems) > 2]})" if len(problems) > 1 else ""
         raise EnvironmentSetupError(
             f"{first.rule}{more}", value=first.value, remedy=first.remedy, key=f"environment.args.{first.key}"
         )
-    return cls(settings, seed)
+    environment = cls(settings, seed)
+    _need(name, [part for part in _PARTS if not hasattr(environment, part)])
+    return environment
 
 
-def _load(name: str) -> Any:
+def _load(name: str) -> type[Any]:
     """Return the environment class of a name."""
     target = BUILT_IN.get(name, name)
-    if target.partition(":")[0].endswith(".py"):
-        file, _, attribute = target.partition(":")
-        cls = _pick(_import_file(Path(file)), attribute, name)
-    elif ":" in target:
-        module, _, attribute = target.partition(":")
-        try:
-            cls = _pick(importlib.import_module(module), attribute, name)
-        except ImportError as error:
-            raise EnvironmentSetupError(
-                f"the environment's module cannot be imported: {error}", value=name, key="environment.name"
-            ) from error
-    else:
+    if not is_own(target):
         near = difflib.get_close_matches(name, BUILT_IN, 1)
         guess = f"Did you mean {near[0]}? " if near else ""
         raise EnvironmentSetupError(
@@ -90,44 +87,67 @@ def _load(name: str) -> Any:
             key="environment.name",
             remedy=f"{guess}Built in are {', '.join(sorted(BUILT_IN))}; yours is module:Class or a .py file",
         )
-    missing = [part for part in (*_PARTS, "settings_type") if not hasattr(cls, part)]
-    if missing:
+    try:
+        cls = _pick(*load_module(target), name)
+    except HookError as error:
         raise EnvironmentSetupError(
-            f"an environment needs {', '.join(missing)}", value=name, key="environment.name"
-        )
+            error.rule, value=error.value, remedy=error.remedy, key="environment.name"
+        ) from error
+    _need(name, [part for part in _PARTS if not _declares(cls, part)])
+    _check_settings_type(name, cls.settings_type)
     return cls
 
 
-def _import_file(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"headway_environment_{file.stem}", file)
-    if spec is None or spec.loader is None or not file.is_file():
+def _declares(cls: type[Any], part: str) -> bool:
+    """Say whether a class has a part; an annotation promises that the constructor sets it.
+
+    The protocol itself, which a class may inherit from, gives it nothing.
+    """
+    return any(
+        part in vars(base) or part in get_annotations(base) for base in cls.__mro__ if base is not Environment
+    )
+
+
+def _need(name: str, missing: list[str]) -> None:
+    """Raise EnvironmentSetupError when parts are missing."""
+    if missing:
         raise EnvironmentSetupError(
-            "the environment's file does not exist", value=str(file), key="environment.name"
-        )
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise EnvironmentSetupError(
-            f"the environment's file raised {type(error).__name__}: {error}",
-            value=str(file),
+            f"the environment lacks {', '.join(missing)}",
+            value=name,
             key="environment.name",
-        ) from error
-    return module
+            remedy=f"Add to the class: {'; '.join(_PARTS[part] for part in missing)} (docs/hooks.md)",
+        )
 
 
-def _pick(module: ModuleType, attribute: str, name: str) -> type:
+def _check_settings_type(name: str, settings: type[Any]) -> None:
+    """Raise EnvironmentSetupError unless it is a dataclass with types that TOML has."""
+    why = "must be a dataclass"
+    if dataclasses.is_dataclass(settings):
+        try:
+            for key in keys_of(settings).values():
+                describe_type(key.hint)
+        except NameError as error:  # an annotation of something that only type checkers import
+            why = f"must have annotations that can be read: {error}"
+        except KeyError as error:
+            why = f"must have types that TOML has, not {error}"
+        else:
+            return
+    rule = f"the environment's settings_type {why}"
+    raise EnvironmentSetupError(rule, value=name, key="environment.name")
+
+
+def _pick(module: ModuleType, attribute: str, name: str) -> type[Any]:
+    """Return the class that a module holds under a name, or its only environment when it names none."""
     if attribute:
         found = getattr(module, attribute, None)
-        if not inspect.isclass(found):
-            raise EnvironmentSetupError(
-                f"{module.__name__} has no class {attribute}", value=name, key="environment.name"
-            )
+        if not isclass(found):
+            rule = f"{name.rpartition(':')[0]} has no class {attribute}"
+            raise EnvironmentSetupError(rule, value=name, key="environment.name")
         return found
     classes = [
-        cast("type", value)
+        cast("type[Any]", value)
         for value in vars(module).values()
-        if inspect.isclass(value) and value.__module__ == module.__name__ and hasattr(value, "rollout")
+        if isclass(value) and value.__module__ == module.__name__ and hasattr(value, "rollout")
     ]
     if len(classes) != 1:
         raise EnvironmentSetupError(

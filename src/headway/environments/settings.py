@@ -15,11 +15,15 @@ class EnvironmentSettings:
 
     name: str = setting(
         dataclasses.MISSING,
-        "A built-in environment (`headway env list`), an import path `module:Class`, or a .py file.",
+        "A built-in environment (`headway env list`), an import path `module:Class`, or a .py file "
+        "(relative to the config file).",
     )
     args: dict[str, Any] = setting(dict, "The environment's own settings; it checks them itself.")
     rollout_timeout_s: float = setting(
-        120.0, "Seconds after which a rollout that has not ended is cancelled and counts as failed.", gt=0
+        120.0,
+        "Seconds in which no answer and no tool call of a rollout ends, after which it is cancelled and "
+        "counts as failed; so is one that has not ended after four times as long.",
+        gt=0,
     )
     workers: int = setting(1, "Processes that run environments.", ge=1)
     cancel_grace_s: float = setting(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from headway.core.codec import finite_only
 from headway.core.errors import EnvironmentFault, RewardFault, SandboxError
 from headway.core.events import RolloutEnded, Scored, ScoreFailed
 from headway.core.payload import Payload, PayloadWriter
@@ -59,7 +60,7 @@ def finish_rollout(
 
 
 def scored(command: Score, reward: Reward, duration_s: float, sandbox_start_s: float) -> Scored:
-    """Return the event of a score."""
+    """Return the event of a score; metrics that are not finite are left out."""
     return Scored(
         rollout=command.rollout,
         attempt=command.attempt,
@@ -68,7 +69,7 @@ def scored(command: Score, reward: Reward, duration_s: float, sandbox_start_s: f
         reasons=reward.reasons,
         duration_s=duration_s,
         sandbox_start_s=sandbox_start_s,
-        metrics={name: float(value) for name, value in reward.metrics.items()},
+        metrics=finite_only(reward.metrics),
     )
 
 

@@ -10,13 +10,9 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from headway.core.errors import EnvironmentSetupError
-
-if TYPE_CHECKING:
-    from headway.core.protocols import Environment
-    from headway.core.records import Task
 
 
 class Problem(NamedTuple):
@@ -63,21 +59,8 @@ def draw_eval(salt: str, count: int, draw: Draw) -> list[Problem]:
 
 
 def task_id(split: str, index: int, level: int | None) -> str:
-    """Return the id of the task at a position, such as "train/17", or "train/17@2" for a level asked for."""
-    return f"{split}/{index}" if level is None else f"{split}/{index}@{level}"
-
-
-def find_task(environment: Environment, identifier: str) -> Task:
-    """Return the task with an id that `task_id` made, for scoring after a restart.
-
-    Raises EnvironmentSetupError when the id is not of that form.
-    """
-    split, _, rest = identifier.partition("/")
-    index, _, level = rest.partition("@")
-    try:
-        return environment.task(split, int(index), int(level) if level else None)
-    except ValueError:
-        raise EnvironmentSetupError("a task id looks like train/17 or train/17@2", value=identifier) from None
+    """Return the id of the task at a position, such as "train/17", or "train/17/2" for a level asked for."""
+    return f"{split}/{index}" if level is None else f"{split}/{index}/{level}"
 
 
 def check_position(split: str, index: int, count: int | None) -> None:

@@ -16,12 +16,12 @@ from headway.core.commands import GrantSandbox, ReleaseSandbox, Score, StartRoll
 from headway.core.errors import DeadlineError
 from headway.core.events import Event, RolloutEnded, RolloutFailed, SandboxWanted, Scored, ScoreFailed
 from headway.core.payload import PayloadWriter, read_payload
-from headway.environments.host import RolloutHost
+from headway.core.records import Task
+from headway.environments.host import HostSettings, RolloutHost
 from headway.renderers.recorder import Piece, pieces
 
 if TYPE_CHECKING:
     from headway.core.protocols import Engine, Environment, SandboxProvider
-    from headway.core.records import Task
     from headway.environments.conversation import GenerationLimits
     from headway.renderers.chat import Renderer
 
@@ -48,6 +48,7 @@ async def try_once(
     provider: SandboxProvider,
     limits: GenerationLimits,
     *,
+    settings: HostSettings | None = None,
     split: str = "train",
     index: int = 0,
     level: int | None = None,
@@ -73,6 +74,7 @@ async def try_once(
             events.put_nowait,
             limits,
             "try",
+            settings,
         )
         purpose = "eval" if split == "eval" else "train"
         command = StartRollout(_ROLLOUT, 1, _ROLLOUT, task.id, purpose, "policy", seed, temperature, _REPLICA)

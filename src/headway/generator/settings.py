@@ -26,9 +26,7 @@ class GeneratorSettings:
         "What becomes of running requests' KV when new weights arrive: recompute is exact and costs a "
         "prefill of every running context, keep goes on at once with KV of the old weights.",
     )
-    prefill_chunk_tokens: int = setting(
-        1024, "Prompt tokens computed between two decode steps at most.", ge=1
-    )
+    prefill_chunk_tokens: int = setting(512, "Prompt tokens computed between two decode steps at most.", ge=1)
 
     def problems(self) -> list[Problem]:
         """Return the rules between these settings that do not hold."""

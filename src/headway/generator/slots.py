@@ -43,6 +43,12 @@ class Slot:
         return common_prefix(self.tokens, tokens, self.resident)
 
 
+def _reluctance(slot: Slot, session: str) -> tuple[bool, bool, int]:
+    """Order idle slots: the session's own; empty ones, last touched first; the longest kept."""
+    kept = slot.resident > 0
+    return slot.session != session, kept, slot.used_at if kept else -slot.used_at
+
+
 def common_prefix(a: array[int], b: array[int], limit: int) -> int:
     """Return the length of the longest common prefix, at most `limit` tokens."""
     limit = min(limit, len(a), len(b))
@@ -68,8 +74,7 @@ class Slots:
         There are more slots than requests that may run, so that one is always idle.
         """
         idle = [slot for slot in self._by_index if not slot.busy]
-        # Its own session's first, then an empty one, then the one that was not used for longest.
-        slot = min(idle, key=lambda each: (each.session != session, each.resident > 0, each.used_at))
+        slot = min(idle, key=lambda each: _reluctance(each, session))
         fits = slot.session == session and slot.epoch == self.epoch
         slot.resident = min(slot.common(tokens), len(tokens) - 1) if fits else 0
         slot.tokens, slot.epoch, slot.busy, slot.session = tokens, self.epoch, True, session

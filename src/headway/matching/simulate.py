@@ -261,8 +261,8 @@ class SimulatedDriver:
         waited = begin_s - sim.prefill_s - rollout.waiting_since_s
         self._leave_slot(rollout)
         event = TurnEnded(
-            rollout.rollout, rollout.attempt, rollout.turn, rollout.replica, tuple(spans), 30, 30 + num_tokens,
-            waited, sim.prefill_s, num_tokens * sim.token_s, "stop",
+            rollout.rollout, rollout.attempt, rollout.turn, rollout.replica, tuple(spans),
+            30, 30 + num_tokens, waited, sim.prefill_s, num_tokens * sim.token_s, "stop",
         )  # fmt: skip
         self.later(0.0, event)
         rollout.turn += 1
@@ -295,7 +295,8 @@ class SimulatedDriver:
     def _use_tool(self, rollout: SimRollout) -> None:
         if rollout.over:
             return
-        event = ToolEnded(rollout.rollout, rollout.attempt, rollout.turn - 1, self.sim.tool_s, "exit")
+        turn = rollout.turn - 1  # one call a turn
+        event = ToolEnded(rollout.rollout, rollout.attempt, turn, turn, self.sim.tool_s, "exit")
         self.later(self.sim.tool_s, event)
         self._at(self.sim.tool_s, lambda: None if rollout.over else self._ask_turn(rollout))
 
@@ -305,8 +306,8 @@ class SimulatedDriver:
         self.later(
             0.0,
             RolloutEnded(
-                rollout.rollout, rollout.attempt, f"p:{rollout.rollout}:{rollout.attempt}", tuple(rollout.spans),
-                rollout.turn, rollout.turn - 1, 30, num_tokens, False,
+                rollout.rollout, rollout.attempt, f"p:{rollout.rollout}:{rollout.attempt}",
+                tuple(rollout.spans), rollout.turn, rollout.turn - 1, 30, num_tokens, False,
             ),
         )  # fmt: skip
 

@@ -40,7 +40,7 @@ def admit(ctx: Context) -> None:
             if group.stage == "requested":
                 running += queue.group_size
             else:
-                running += sum(r.station in ("waiting", "generating", "tool") for r in group.rollouts)
+                running += sum(r.station == "running" for r in group.rollouts)
     busy = 1 if state.trainer == "training" else 0
     applied = min(replica.number for replica in state.replicas.values())
     last_step = ctx.settings.stop.steps
@@ -104,8 +104,9 @@ def start_group(ctx: Context, group: GroupState, task_id: str, level: int) -> No
 
 def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
     """Start an attempt at a rollout."""
-    rollout.station, rollout.pending, rollout.started_s = "waiting", "", ctx.now
+    rollout.station, rollout.pending, rollout.started_s = "running", "", ctx.now
     rollout.num_tokens, rollout.spans = 0, []
+    rollout.num_turns, rollout.num_calls, rollout.last_sign = 0, 0, "its start"
     train = group.purpose == "train"
     ctx.ask(
         StartRollout(

@@ -30,7 +30,9 @@ def resumed(ctx: Context, event: RunResumed) -> None:
     state.spent_wall_s, state.life_began_s = event.spent_wall_s, ctx.now
     state.workers, state.trainer_joined, state.trainer = [], False, "idle"
     state.replicas, state.sandboxes, state.requests = {}, {}, {}
-    state.eval, state.eval_wanted, state.evaluated = None, -1, min(state.evaluated, event.step)
+    state.eval, state.eval_wanted = None, -1
+    state.evaluated = state.evaluated if state.evaluated <= event.step else -1
+    state.restart_due = True
     state.empty_batches = state.failed_groups = 0
     state.deadlines.clear()
     state.wake_at_s = None
@@ -57,9 +59,15 @@ def _back(ctx: Context, group: GroupState) -> None:
             rollout.station = "queued"
 
 
-def ask_tasks(ctx: Context) -> None:
-    """The workers are back: ask again for the tasks of groups that were in flight."""
-    for group in list(ctx.state.groups.values()):
+def restart(ctx: Context) -> None:
+    """Once every replica holds the checkpoint's weights, ask again for the tasks of groups in flight."""
+    state = ctx.state
+    if not state.restart_due or state.phase != "running":
+        return
+    if any((r.lineage, r.number) != (state.lineage, state.step) for r in state.replicas.values()):
+        return
+    state.restart_due = False
+    for group in list(state.groups.values()):
         if group.stage in ("requested", "running", "signalling"):
             ask_task(ctx, group)
 

@@ -28,8 +28,8 @@ _TOTAL_TIMEOUTS = 4  # an attempt that keeps making progress may take this many 
 
 
 def progress(ctx: Context, rollout: RolloutState) -> None:
-    """Something happened in this rollout: its idle deadline starts again, within the total limit."""
-    limit = rollout.started_s + _TOTAL_TIMEOUTS * ctx.settings.rollout_timeout_s
+    """An answer or a tool call ended: the idle deadline starts again, within the total limit."""
+    limit = _total_limit(ctx, rollout)
     key = f"rollout:{rollout.id}"
     if key in ctx.state.deadlines:
         ctx.state.deadlines[key] = min(ctx.now + ctx.settings.rollout_timeout_s, limit)
@@ -37,15 +37,17 @@ def progress(ctx: Context, rollout: RolloutState) -> None:
 
 def turn_ended(ctx: Context, rollout: RolloutState, event: TurnEnded) -> None:
     """An answer is complete."""
-    rollout.station = "tool"
+    rollout.station, rollout.num_turns = "running", event.turn + 1
+    rollout.last_sign = f"the end of answer {event.turn}"
     rollout.spans = merge_spans([*rollout.spans, *event.spans])
     rollout.num_tokens = sum(span.num_tokens for span in rollout.spans)
     progress(ctx, rollout)
 
 
-def tool_ended(ctx: Context, rollout: RolloutState, _event: ToolEnded) -> None:
+def tool_ended(ctx: Context, rollout: RolloutState, event: ToolEnded) -> None:
     """A tool call is over; the environment thinks or asks again."""
-    rollout.station = "generating"
+    rollout.station, rollout.num_calls = "running", event.call + 1
+    rollout.last_sign = f"the end of tool call {event.call}"
     progress(ctx, rollout)
 
 
@@ -146,11 +148,7 @@ def deadline(ctx: Context, kind: str, rollout_id: str) -> None:
         return
     group, rollout = found
     if kind == "rollout":
-        ctx.warn(
-            "rollout_timeout",
-            f"rollout {rollout.id} of task {group.task_id} made no progress for "
-            f"{ctx.settings.rollout_timeout_s:g} s at station {rollout.station}; it is cancelled",
-        )
+        ctx.warn("rollout_timeout", _overdue(ctx, group, rollout))
         cancel(ctx, rollout, "deadline", owner="environment")
     elif kind == "score":
         event = ScoreFailed(rollout.id, rollout.attempt, rollout.score_tries, "timeout", "no answer in time")
@@ -161,6 +159,29 @@ def deadline(ctx: Context, kind: str, rollout_id: str) -> None:
         )
     else:
         _lose(rollout, "scheduler")
+
+
+def _total_limit(ctx: Context, rollout: RolloutState) -> float:
+    return rollout.started_s + _TOTAL_TIMEOUTS * ctx.settings.rollout_timeout_s
+
+
+def _overdue(ctx: Context, group: GroupState, rollout: RolloutState) -> str:
+    """Say in words what is known of a rollout whose deadline passed; no more is known than events told."""
+    timeout_s = ctx.settings.rollout_timeout_s
+    if ctx.now < _total_limit(ctx, rollout):
+        what = f"no answer and no tool call ended for {timeout_s:g} s since {rollout.last_sign}"
+    else:
+        what = (
+            f"it had not ended after {_TOTAL_TIMEOUTS * timeout_s:g} s; the last sign was {rollout.last_sign}"
+        )
+    stages = {s.stage for s in ctx.state.sandboxes.values() if s.rollout == rollout.id}
+    if "wanted" in stages:
+        what += "; it waits for a sandbox (sandbox.max_live)"
+    elif "granted" in stages:
+        what += "; its sandbox is starting"
+    return (
+        f"rollout {rollout.id} of task {group.task_id} is cancelled: {what} (environment.rollout_timeout_s)"
+    )
 
 
 def fate_of_loss(rollout: RolloutState) -> Fate:

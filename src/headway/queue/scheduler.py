@@ -62,7 +62,7 @@ from headway.queue import (
     waits,
 )
 from headway.queue.context import Context
-from headway.queue.state import ReplicaState, State
+from headway.queue.state import ACTIVE, ReplicaState, State
 
 if TYPE_CHECKING:
     from headway.core.commands import Command
@@ -116,6 +116,7 @@ class Scheduler:
         versions.publish(ctx)
         versions.save(ctx)
         versions.apply(ctx)
+        resuming.restart(ctx)
         batching.release(ctx)
         admission.admit(ctx)
         stopping.finish(ctx)
@@ -232,7 +233,6 @@ class Scheduler:
         state.phase = "running"
         if settings.eval.at_start and state.step == 0 and state.evaluated < 0:
             evaluation.due(ctx)
-        resuming.ask_tasks(ctx)
 
     def _after_step(self, ctx: Context) -> None:
         every = self.settings.eval.every_steps
@@ -246,11 +246,11 @@ class Scheduler:
             ctx.note(Ignored(type(event).__name__, event.rollout))
             return
         group, rollout = found
-        active = rollout.station in ("waiting", "generating", "tool", "parked")
+        active = rollout.station in ACTIVE
         match event:
-            case TurnEnded() if active:
+            case TurnEnded() if active and event.turn >= rollout.num_turns:
                 rollouts.turn_ended(ctx, rollout, event)
-            case ToolEnded() if active:
+            case ToolEnded() if active and event.call >= rollout.num_calls:
                 rollouts.tool_ended(ctx, rollout, event)
             case RolloutEnded() if active:
                 rollouts.ended(ctx, group, rollout, event)

@@ -74,7 +74,7 @@ class QueueSettings:
             yield Problem(
                 "depth",
                 self.depth,
-                f"depth may not exceed bound ({self.bound}): what is generated further ahead would never train",
+                f"depth may not exceed bound ({self.bound}): what is generated further ahead never trains",
                 f"Use depth = {self.bound} or less, or raise queue.bound.",
             )
 

@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from headway.core.records import Purpose, VersionSpan
 
-Station = Literal[
-    "waiting", "generating", "tool", "parked", "scoring", "scored", "lost", "queued", "training"
-]
+# No event tells when an answer is asked for: between a start and its end a rollout is "running", be it in
+# the engine's line, decoding, at a tool or in its environment. `RolloutState.last_sign` says what ended last.
+Station = Literal["running", "parked", "scoring", "scored", "lost", "queued", "training"]
+ACTIVE = ("running", "parked")  # the attempt has neither ended nor failed
 Pending = Literal["", "cancelling", "parking"]
 GroupStage = Literal["requested", "running", "signalling", "queued", "training", "trained"]
 CARRIED = ("interrupted", "failed")  # outcomes after which train groups are kept for a resume
@@ -24,8 +25,11 @@ class RolloutState:
     group: str
     attempt: int
     started_s: float
-    station: Station = "waiting"
+    station: Station = "running"
     pending: Pending = ""
+    num_turns: int = 0  # answers of this attempt that ended
+    num_calls: int = 0  # tool calls of this attempt that ended
+    last_sign: str = "its start"  # what the attempt last told, in words
     failures: int = 0  # attempts that failed
     num_tokens: int = 0  # sampled
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
@@ -112,6 +116,10 @@ class State:
     published: int = 0  # newest version that replicas can read, -1 for none
     manifest: str = ""
     saved_step: int = -1  # newest checkpoint
+
+    restart_due: bool = (
+        False  # groups of an earlier life wait for the replicas to hold the checkpoint's weights
+    )
 
     next_group: int = 0
     next_request: int = 0

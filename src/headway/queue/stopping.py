@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from headway.core.commands import Finish
 from headway.core.notes import Stopping
 from headway.queue import evaluation, rollouts
-from headway.queue.state import CARRIED
+from headway.queue.state import ACTIVE, CARRIED
 
 if TYPE_CHECKING:
     from headway.queue.context import Context
@@ -39,7 +39,7 @@ def stop(ctx: Context, outcome: str, message: str, *, failed: bool) -> None:
                 _close(ctx, group)
             continue
         for rollout in group.rollouts:
-            if rollout.station in ("waiting", "generating", "tool", "parked"):
+            if rollout.station in ACTIVE:
                 rollouts.cancel(ctx, rollout, outcome)
     if not keep_eval and state.eval is not None:
         state.eval = None

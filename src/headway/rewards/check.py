@@ -1,8 +1,9 @@
-"""What a reward function returns must be a Reward with finite numbers."""
+"""What a reward function returns must be a Reward with a finite score."""
 
 from __future__ import annotations
 
 import math
+from typing import TypeGuard
 
 from headway.core.errors import RewardFault
 from headway.core.records import Reward
@@ -11,12 +12,19 @@ from headway.core.records import Reward
 def checked(reward: object) -> Reward:
     """Return `reward` itself.
 
-    Raises RewardFault when it is not a Reward, or its score or one of its metrics is not a finite number.
+    Raises RewardFault when it is not a Reward, its score is not a finite number, or a metric not a number.
     """
     if not isinstance(reward, Reward):
         raise RewardFault("a reward function must return a Reward", value=type(reward).__name__)
-    numbers: dict[str, object] = {**reward.metrics, "score": reward.score}
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise RewardFault(f"a reward's {name} must be a finite number", value=repr(value))
+    score: object = reward.score
+    if not _is_number(score) or not math.isfinite(score):
+        raise RewardFault("a reward's score must be a finite number", value=repr(score))
+    metrics: dict[str, object] = {**reward.metrics}
+    for name, value in metrics.items():
+        if not _is_number(value):
+            raise RewardFault(f"a reward's metric {name} must be a number", value=repr(value))
     return reward
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

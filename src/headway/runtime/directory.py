@@ -5,7 +5,7 @@ config.toml       every setting as it was resolved
 journal.jsonl     every event, command and note; all metrics derive from it
 payloads/         tokens of finished rollouts
 checkpoints/      the trainer's checkpoints and the scheduler's snapshots
-weights/          the newest published versions
+weights/          the newest published versions, where shared memory has no room for them
 logs/             what each worker process wrote
 summary.json      the report's metrics, written at the end
 life.json         the process that drives the run, while it does

@@ -20,11 +20,12 @@ from headway.core.commands import (
     StartRollout,
 )
 from headway.core.errors import EnvironmentSetupError
-from headway.core.events import CommandRefused, WorkerJoined
+from headway.core.events import CommandRefused, RolloutFailed, ScoreFailed, WorkerJoined
 from headway.core.payload import PayloadWriter
 from headway.core.protocols import EngineCapabilities, Environment
 from headway.core.records import Message
 from headway.environments.conversation import GenerationLimits
+from headway.environments.faults import describe_exception
 from headway.environments.host import HostSettings, RolloutHost
 from headway.environments.registry import build
 from headway.renderers.chat import Renderer
@@ -37,6 +38,7 @@ from headway.sandbox.bubblewrap import BubblewrapProvider
 if TYPE_CHECKING:
     from headway.config.compose import Config
 
+_SYNC_EVERY_S = 1.0
 _PROMPTS_CHECKED = 8  # of each split, before anything is generated
 
 
@@ -64,23 +66,33 @@ async def serve(job: Job, link: Link) -> None:
         emit=lambda event: link.send("event", event),
         limits=generation_limits(config),
         run_id=job.run_id,
-        settings=HostSettings(config.reward.timeout_s, config.environment.cancel_grace_s),
+        settings=host_settings(config),
     )
     link.send("event", WorkerJoined("environment", job.name))
     async with asyncio.TaskGroup() as tasks:
         readers = [tasks.create_task(engine.run()) for engine in engines.values()]
         running = tasks.create_task(host.run())
+        syncing = tasks.create_task(_sync(payloads))
         while (message := await link.receive()) is not None and message[0] != "stop":
             if message[0] == "command":
                 _obey(environment, host, link, message[1])
         host.close()
         await running
+        syncing.cancel()
         for reader in readers:
             reader.cancel()
     payloads.close()
 
 
+async def _sync(payloads: PayloadWriter) -> None:
+    """Make payloads survive a power cut, as often as the driver does so with the journal."""
+    while True:
+        await asyncio.sleep(_SYNC_EVERY_S)
+        await asyncio.to_thread(payloads.sync)
+
+
 def _obey(environment: Environment, host: RolloutHost, link: Link, command: object) -> None:
+    """Carry out one command; whatever the environment's `task` raises becomes the command's answer."""
     match command:
         case RequestTask():
             try:
@@ -90,9 +102,21 @@ def _obey(environment: Environment, host: RolloutHost, link: Link, command: obje
                 target = f"{command.split}/{command.index}"
                 link.send("event", CommandRefused("RequestTask", target, text))
         case StartRollout():
-            host.start(command, make(environment, command.task_id))
+            try:
+                task = make(environment, command.task_id)
+            except Exception as error:
+                text, attempt = describe_exception(error), (command.rollout, command.attempt)
+                link.send("event", RolloutFailed(*attempt, "environment", "exception", text))
+            else:
+                host.start(command, task)
         case Score():
-            host.score(command, make(environment, command.task_id))
+            try:
+                task = make(environment, command.task_id)
+            except Exception as error:
+                text, attempt = describe_exception(error), (command.rollout, command.attempt, command.tries)
+                link.send("event", ScoreFailed(*attempt, "exception", text))
+            else:
+                host.score(command, task)
         case Cancel():
             host.cancel(command)
         case GrantSandbox():
@@ -109,6 +133,11 @@ def generation_limits(config: Config) -> GenerationLimits:
     return GenerationLimits(
         settings.max_answer_tokens, settings.max_context_tokens, settings.top_p, settings.top_k
     )
+
+
+def host_settings(config: Config) -> HostSettings:
+    """Return the host's time limits."""
+    return HostSettings(config.reward.timeout_s, config.environment.cancel_grace_s)
 
 
 def expected_capabilities(config: Config) -> EngineCapabilities:

@@ -25,6 +25,7 @@ class Job:
     lineage: int
     checkpoint: Path | None  # the trainer goes on from it
     threads: int  # CPU threads to begin with
+    import_path: tuple[str, ...]  # the driver's sys.path: a hook's module is the same one everywhere
     links: tuple[tuple[str, int], ...] = ()  # (peer, file descriptor) of direct connections to other workers
 
 

@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,12 @@ from headway.config.compose import Config
 from headway.core.clock import RunClock
 from headway.core.errors import HeadwayError, WorkerDiedError
 from headway.core.events import Event, StopAsked
+from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.runtime import directory, snapshots
 from headway.runtime.crew import Crew, Death
 from headway.runtime.job import Job, Role
-from headway.runtime.live import LiveDriver, Threads
+from headway.runtime.live import LiveDriver, Share, Threads
 from headway.runtime.wire import socket_pair
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.telemetry.journal_writer import JournalWriter
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from headway.core.commands import Finish
 
 GENERATOR = "generator0"
+_VERSIONS_AT_ONCE = 5  # kept, being written, being read
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
@@ -103,9 +106,14 @@ def _original(death: Death) -> HeadwayError:
 
 
 def _weights_dir(prepared: Prepared) -> Path:
-    """Return where versions are handed over: shared memory where there is some, else the run directory."""
+    """Return where versions are handed over: shared memory where enough is free, else the run directory."""
     shared = Path("/dev/shm")
-    if shared.is_dir() and os.access(shared, os.W_OK):
+    facts, trainer = model_facts(prepared.model_dir), prepared.config.trainer
+    num_params = (
+        facts.num_params if trainer.full else facts.lora_params(trainer.lora_rank, trainer.lora_targets)
+    )
+    needed = 4 * num_params * _VERSIONS_AT_ONCE
+    if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > needed:
         return shared / f"headway-weights-{prepared.run_id}"
     return prepared.run_dir.absolute() / "weights"
 
@@ -162,9 +170,9 @@ class _Life:
         environments = [f"environment{index}" for index in range(self._prepared.config.environment.workers)]
         pairs = {name: socket_pair() for name in environments}
         links = tuple((name, pair[0].fileno()) for name, pair in pairs.items())
-        generator = self._job("generator", GENERATOR, links, self._threads.alone)
+        generator = self._job("generator", GENERATOR, links, self._threads.generator.alone)
         await self._start(crew, driver, generator, [pair[0] for pair in pairs.values()])
-        await self._start(crew, driver, self._job("trainer", "trainer", (), self._threads.trainer), [])
+        await self._start(crew, driver, self._job("trainer", "trainer", (), self._threads.trainer.alone), [])
         for name, pair in pairs.items():
             job = self._job("environment", name, ((GENERATOR, pair[1].fileno()),), 1)
             await self._start(crew, driver, job, [pair[1]])
@@ -186,19 +194,17 @@ class _Life:
             lineage=prepared.lineage,
             checkpoint=prepared.checkpoint,
             threads=threads,
+            import_path=tuple(sys.path),
             links=links,
         )
 
 
 def divide_cores(config: Config) -> Threads:
-    """Divide the cores: all to each side when they take turns (bound 0), half each when both compute."""
+    """Divide the cores: half each while both sides compute, all for one while the other waits."""
     cores = len(os.sched_getaffinity(0))
-    if config.queue.bound == 0:
-        return Threads(
-            config.generator.threads or cores,
-            config.trainer.threads or cores,
-            config.generator.threads or cores,
-        )
-    trainer = config.trainer.threads or max(1, cores // 2)
-    generator = config.generator.threads or max(1, cores - trainer)
-    return Threads(generator, trainer, config.generator.threads or cores)
+    half = max(1, cores // 2)
+    fixed = config.generator.threads, config.trainer.threads
+    return Threads(
+        Share(fixed[0] or max(1, cores - half), fixed[0] or cores),
+        Share(fixed[1] or half, fixed[1] or cores),
+    )

@@ -34,9 +34,12 @@ from headway.core.events import (
     CommandRefused,
     DeadlinePassed,
     Event,
-    GroupSignal,
+    RolloutEnded,
+    RolloutFailed,
     StepEnded,
 )
+from headway.core.notes import RolloutSettled
+from headway.runtime.signals import SignalThread
 from headway.telemetry.progress import Progress
 from headway.telemetry.records import Entry, Stat
 
@@ -54,12 +57,19 @@ _TIME_DIGITS = 6  # times are rounded before the scheduler sees them, so that th
 
 
 @dataclass(frozen=True, slots=True)
-class Threads:
-    """How the machine's cores are divided while both sides compute, and when one has them alone."""
+class Share:
+    """CPU threads of one side."""
 
-    generator: int
-    trainer: int
-    alone: int  # what the generator gets while the trainer waits
+    together: int  # while both sides compute
+    alone: int  # while the other one waits
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """How the machine's cores are divided between the two sides."""
+
+    generator: Share
+    trainer: Share
 
 
 class LiveDriver:
@@ -80,19 +90,23 @@ class LiveDriver:
     ) -> None:
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
         self.finish: Finish | None = None
+        self._loop = asyncio.get_running_loop()
         self._scheduler = scheduler
         self._journal = journal
         self._clock = clock
         self._metrics = metrics
         self._progress = Progress(metrics)
         self._seq = next_seq
-        self._advantages = advantages
+        self._signals = SignalThread(advantages, self._from_thread)
         self._threads = threads
         self._save_snapshot = save_snapshot
         self._say = say
         self._links: dict[str, Link] = {}
         self._environments: list[str] = []
         self._owner: dict[str, str] = {}  # rollout -> environment worker
+        self._generating: set[str] = set()  # rollouts that may ask for tokens
+        self._training = False
+        self._given: tuple[int, int] = (0, 0)  # threads that generators and trainer were given last
         self._wake_at_s: float | None = None
         self._scheduler_s = 0.0
         self._stat_at_s = 0.0
@@ -140,8 +154,11 @@ class LiveDriver:
             self._journal.sync()
         for command in commands:
             self._obey(command)
-        if isinstance(event, StepEnded):
-            self._give_cores(training=False)
+        self._share_cores(event)
+        for note in notes:
+            if isinstance(note, RolloutSettled):
+                self._owner.pop(note.rollout, None)
+                self._generating.discard(note.rollout)
         self._metrics.feed(entry)
         for line in self._progress.after(entry):
             self._say(line)
@@ -162,6 +179,9 @@ class LiveDriver:
             self._journal.write_stat(now, values)
             self._metrics.feed(Stat(now, values))
 
+    def _from_thread(self, event: Event) -> None:
+        self._loop.call_soon_threadsafe(self.inbox.put_nowait, event)
+
     def _obey(self, command: Command) -> None:
         match command:
             case WakeAt():
@@ -173,13 +193,14 @@ class LiveDriver:
             case StartRollout():
                 name = self._environments[int(command.group[1:]) % len(self._environments)]
                 self._owner[command.rollout] = name
+                self._generating.add(command.rollout)
                 self._send(name, command)
             case Cancel() | GrantSandbox() | ReleaseSandbox() | Score():
                 self._send(self._owner.get(command.rollout, self._environments[0]), command)
             case Signal():
-                self._signal(command)
+                self._signals.ask(command)
             case Train():
-                self._give_cores(training=True)
+                self._training = True
                 self._send("trainer", command)
             case Publish() | Checkpoint():
                 self._send("trainer", command)
@@ -193,20 +214,23 @@ class LiveDriver:
     def _send(self, name: str, command: Command) -> None:
         self._links[name].send("command", command)
 
-    def _give_cores(self, *, training: bool) -> None:
-        """Give the generators the trainer's cores while it waits."""
-        count = self._threads.generator if training else self._threads.alone
-        for name in self._scheduler.state.replicas:
-            self._links[name].send("threads", count)
-
-    def _signal(self, command: Signal) -> None:
-        """Call the advantage function; it may be a user's own."""
-        rewards = [reward for _, reward in command.rewards]
-        try:
-            values = self._advantages(rewards)
-        except Exception as error:
-            message = f"the advantage function raised {type(error).__name__}: {error}"
-            self.inbox.put_nowait(CommandRefused("Signal", command.group, message))
+    def _share_cores(self, event: Event) -> None:
+        """Give one side all cores while the other one has nothing to compute."""
+        match event:
+            case RolloutEnded() | RolloutFailed():
+                self._generating.discard(event.rollout)
+            case StepEnded():
+                self._training = False
+            case _:
+                pass
+        generator, trainer = self._threads.generator, self._threads.trainer
+        wanted = (
+            generator.together if self._training else generator.alone,
+            trainer.together if self._generating else trainer.alone,
+        )
+        if wanted == self._given or not self._scheduler.state.replicas:
             return
-        pairs = tuple((name, value) for (name, _), value in zip(command.rewards, values, strict=True))
-        self.inbox.put_nowait(GroupSignal(command.group, pairs))
+        self._given = wanted
+        for name in self._scheduler.state.replicas:
+            self._links[name].send("threads", wanted[0])
+        self._links["trainer"].send("threads", wanted[1])

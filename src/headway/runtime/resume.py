@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from headway.config.load import load_config
+from headway.core.codec import to_plain
+from headway.core.errors import RunDirectoryError
 from headway.core.events import RunResumed
 from headway.runtime import directory, snapshots
 from headway.runtime.job import checkpoint_dir
@@ -30,6 +32,11 @@ def resume(run_dir: Path) -> int:
     if killed is not None:
         sweep(config, killed)
         directory.end_life(run_dir)
+    if to_plain(config) != journal.header.config:
+        raise RunDirectoryError(
+            f"{run_dir / directory.CONFIG} is not the config that the run began with",
+            remedy="A run goes on with its own settings: undo the change, or start a new run.",
+        )
     settings = scheduler_settings(config)
     scheduler, next_seq, last_s = snapshots.rebuild(run_dir, settings, journal)
     if scheduler.state.phase == "finished" and scheduler.state.outcome not in ("interrupted", "failed"):

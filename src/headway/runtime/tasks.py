@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from headway.core.events import TaskOffered, TasksExhausted
+from headway.environments.tasks import task_id
 
 if TYPE_CHECKING:
     from headway.core.commands import RequestTask
@@ -21,14 +22,12 @@ def offer(environment: Environment, command: RequestTask) -> TaskOffered | Tasks
         if command.split == "eval" or size == 0:
             return TasksExhausted(command.request)
         index %= size
-    task_id = (
-        f"{command.split}/{index}" if command.level is None else f"{command.split}/{index}/{command.level}"
-    )
-    return TaskOffered(command.request, task_id, make(environment, task_id).level)
+    identifier = task_id(command.split, index, command.level)
+    return TaskOffered(command.request, identifier, make(environment, identifier).level)
 
 
-def make(environment: Environment, task_id: str) -> Task:
+def make(environment: Environment, identifier: str) -> Task:
     """Return the task of an id; the same id gives the same task in every worker and every life."""
-    split, index, *level = task_id.split("/")
+    split, index, *level = identifier.split("/")
     task = environment.task(split, int(index), int(level[0]) if level else None)
-    return dataclasses.replace(task, id=task_id)
+    return dataclasses.replace(task, id=identifier)

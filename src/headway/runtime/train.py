@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def train(config: Config, *, config_path: Path) -> int:
     if not config.run.name:
         name = directory.free_name(parent, name)
     model_dir = model_directory(config)
+    config = _from_anywhere(config)
     run_dir = directory.create(parent, name)
     say(f"run directory: {run_dir}")
     write_config(config, run_dir / directory.CONFIG)
@@ -69,6 +71,17 @@ def train(config: Config, *, config_path: Path) -> int:
             say=say,
         )
     )
+
+
+def _from_anywhere(config: Config) -> Config:
+    """Return the config with absolute paths, so that a resume may be started in another directory."""
+    model, sandbox = Path(config.model.path).expanduser(), config.sandbox.directory
+    if model.is_dir() or (model.suffix == ".gguf" and model.is_file()):
+        config = replace(config, model=replace(config.model, path=str(model.absolute())))
+    if sandbox:
+        sandbox = str(Path(sandbox).expanduser().absolute())
+        config = replace(config, sandbox=replace(config.sandbox, directory=sandbox))
+    return config
 
 
 def model_directory(config: Config) -> Path:

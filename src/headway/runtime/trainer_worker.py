@@ -1,15 +1,18 @@
 """The trainer's process.
 
-Consumes Train, Publish and Checkpoint from the driver, one at a time, in a thread so that the process goes
-on saying that it is alive. Each is answered by its event.
+Consumes Train, Publish and Checkpoint from the driver. One thread computes them in their order and answers
+each by its event, so that the process goes on saying that it is alive; a thread count from the driver takes
+effect between two micro-batches of the step in progress.
 """
 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
+from headway.core.codec import finite_only
 from headway.core.commands import Checkpoint, Publish, Train
 from headway.core.events import CheckpointDone, Event, StepEnded, VersionPublished, WorkerJoined
 from headway.runtime.job import Job, checkpoint_dir, payload_dir
@@ -21,13 +24,20 @@ if TYPE_CHECKING:
 
 async def serve(job: Job, link: Link) -> None:
     """Load the model, then obey until told to stop."""
-    trainer = await asyncio.to_thread(_build, job)
-    link.send("event", WorkerJoined("trainer", job.name))
-    while (message := await link.receive()) is not None and message[0] != "stop":
-        if message[0] == "threads":
-            await asyncio.to_thread(trainer.set_threads, message[1])
-        else:
-            link.send("event", await asyncio.to_thread(_obey, trainer, message[1]))
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer") as compute:
+        trainer = await loop.run_in_executor(compute, _build, job)
+        link.send("event", WorkerJoined("trainer", job.name))
+
+        async def obey(command: Train | Publish | Checkpoint) -> None:
+            link.send("event", await loop.run_in_executor(compute, _obey, trainer, command))
+
+        async with asyncio.TaskGroup() as tasks:
+            while (message := await link.receive()) is not None and message[0] != "stop":
+                if message[0] == "threads":
+                    trainer.set_threads(message[1])
+                else:
+                    tasks.create_task(obey(message[1]))
 
 
 def _build(job: Job) -> Trainer:
@@ -63,7 +73,7 @@ def _obey(trainer: Trainer, command: Train | Publish | Checkpoint) -> Event:
                 compute_s,
                 result.num_tokens,
                 result.num_trained_tokens,
-                result.metrics,
+                finite_only(result.metrics),
             )
         case Publish():
             manifest, num_bytes = trainer.publish(command.lineage, command.number)

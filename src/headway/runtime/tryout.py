@@ -10,7 +10,7 @@ from headway.environments.registry import build
 from headway.environments.trial import Trial
 from headway.environments.trial import try_once as run_trial
 from headway.renderers.chat import Renderer
-from headway.runtime.environment_worker import check_prompts, generation_limits
+from headway.runtime.environment_worker import check_prompts, generation_limits, host_settings
 from headway.runtime.generator_worker import build_engine
 from headway.runtime.train import model_directory, say
 from headway.sandbox.bubblewrap import BubblewrapProvider
@@ -38,6 +38,7 @@ async def _run(
     provider = BubblewrapProvider(config.sandbox)
     if environment.needs_sandbox:
         await provider.preflight()
+    limits = host_settings(config)
     engine = await asyncio.to_thread(build_engine, model_dir, config, "engine", 0)
     try:
         return await run_trial(
@@ -46,12 +47,13 @@ async def _run(
             renderer,
             provider,
             generation_limits(config),
+            settings=limits,
             split=split,
             index=index,
             level=level,
             temperature=temperature,
             seed=config.run.seed,
-            timeout_s=config.environment.rollout_timeout_s + config.reward.timeout_s,
+            timeout_s=config.environment.rollout_timeout_s + limits.score_timeout_s + limits.cancel_grace_s,
         )
     finally:
         await engine.close()

@@ -57,10 +57,11 @@ async def _run(end: socket.socket) -> int:
     if first is None:
         return 1
     job: Job = first[1]
+    sys.path[:] = job.import_path
     try:
         async with asyncio.TaskGroup() as tasks:
             beat = tasks.create_task(_beat(link, job.config.run.heartbeat_s))
-            module: WorkerModule = import_module(_SERVERS[job.role])  # pyright: ignore
+            module: WorkerModule = await asyncio.to_thread(import_module, _SERVERS[job.role])  # pyright: ignore
             await module.serve(job, link)
             beat.cancel()
     except* BaseException as group:

@@ -80,7 +80,11 @@ class BubblewrapProvider:
         ]
 
     async def reap(self, run_id: str) -> int:
-        """End this process's sandboxes of a run and remove folders that a dead process left."""
+        """End this process's sandboxes of a run and remove folders that dead processes left.
+
+        For whoever owns the run, before its workers start or after they ended: folders that another live
+        process uses are removed too.
+        """
         ended = 0
         for sandbox_id in await self.list({"run": run_id}):
             await self._live[sandbox_id].terminate()

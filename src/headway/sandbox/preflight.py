@@ -57,5 +57,7 @@ def guarantees(*, pids: bool) -> list[Guarantee]:
         Guarantee("disk", "best-effort", "/tmp has a size; the work folder is looked at ten times a second"),
         Guarantee("pids", "enforced")
         if pids
-        else Guarantee("pids", "absent", "Install util-linux (unshare, setpriv, mount), or run as an ordinary user"),
+        else Guarantee(
+            "pids", "absent", "Install util-linux (unshare, setpriv, mount), or run as an ordinary user"
+        ),
     ]

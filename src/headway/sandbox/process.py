@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
 from headway.core.protocols import Cause, ExecResult
+from headway.sandbox.causes import exit_cause, signal_cause
+from headway.sandbox.collector import Collector
 from headway.sandbox.layout import READY
 
-_FLOOD_FACTOR = 64  # output beyond this many times the limit ends the program
 _POLL_S = 0.1  # between two looks at the work folder
 _GONE_S = 5.0  # for a killed namespace to be gone
 
@@ -38,56 +39,6 @@ class Limits:
     wall_s: float
     output_bytes: int
     start_timeout_s: float
-
-
-class _Collector:
-    """Keeps the first bytes of a pipe, counts the rest, and tells when it ends."""
-
-    def __init__(self, fd: int, limit: int, on_flood: Callable[[], None], first_line: bytes = b"") -> None:
-        self._fd = fd
-        self._limit = limit
-        self._on_flood = on_flood
-        self._first_line = first_line
-        self._total = 0
-        self._data = bytearray()
-        self._loop = asyncio.get_running_loop()
-        self.ready: asyncio.Future[bool] = self._loop.create_future()
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-        os.set_blocking(fd, False)
-        self._loop.add_reader(fd, self._read)
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._fd, 1 << 16)
-        except BlockingIOError:
-            return
-        if not data:
-            self.close()
-            return
-        self._total += len(data)
-        self._data += data[: max(0, self._limit + len(self._first_line) - len(self._data))]
-        if not self.ready.done() and len(self._data) >= len(self._first_line):
-            self.ready.set_result(self._data.startswith(self._first_line))
-            del self._data[: len(self._first_line)]
-            self._total -= len(self._first_line)
-            self._first_line = b""
-        if self._total > self._limit * _FLOOD_FACTOR:
-            self._on_flood()
-
-    def close(self) -> None:
-        """Read no more; idempotent."""
-        self._loop.remove_reader(self._fd)
-        if not self.ready.done():
-            self.ready.set_result(False)
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-    @property
-    def truncated(self) -> bool:
-        return self._total > self._limit
-
-    def text(self) -> str:
-        return self._data.decode(errors="replace")
 
 
 async def run_contained(
@@ -156,8 +107,8 @@ class _Tree:
         stack.callback(os.close, self._exit_fd)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        self._out = _Collector(self._process.stdout.fileno(), limits.output_bytes, self._flood, READY)
-        self._err = _Collector(self._process.stderr.fileno(), limits.output_bytes, self._flood)
+        self._out = Collector(self._process.stdout.fileno(), limits.output_bytes, self._flood, READY)
+        self._err = Collector(self._process.stderr.fileno(), limits.output_bytes, self._flood)
         stack.callback(self._out.close)
         stack.callback(self._err.close)
 
@@ -184,7 +135,10 @@ class _Tree:
             said = self._err.text().strip() or "it said nothing"
             raise SandboxError(f"the sandbox did not start: {said}")
         # bubblewrap writes the pid before it lets its child run, so it is there by now.
-        self._init_fd = os.pidfd_open(json.loads(os.read(self._info, 4096))["child-pid"])
+        try:
+            self._init_fd = os.pidfd_open(json.loads(os.read(self._info, 4096))["child-pid"])
+        except (OSError, ValueError, KeyError) as error:
+            raise SandboxError(f"the sandbox's first process cannot be watched: {error!r}") from error
         self._stack.callback(os.close, self._init_fd)
 
     async def wait(self, stdin: bytes, wall_s: float, over_quota: Callable[[], Cause | None]) -> Cause:
@@ -253,10 +207,10 @@ class _Tree:
             # is reported as killed, which is never mistaken for success.
             if code < 0 or 128 < code <= 192:
                 signum = -code if code < 0 else code - 128
-                cause = _signal_cause(signum)
+                cause = signal_cause(signum)
             else:
                 rc = code
-                cause = _exit_cause(rc, self._err.text())
+                cause = exit_cause(rc, self._err.text())
         return ExecResult(
             rc=rc,
             signal=signum,
@@ -266,23 +220,3 @@ class _Tree:
             cause=cause,
             wall_s=wall_s,
         )
-
-
-def _signal_cause(signum: int) -> Cause:
-    if signum == signal.SIGXCPU:
-        return "cpu"
-    return "disk" if signum == signal.SIGXFSZ else "killed"
-
-
-def _exit_cause(rc: int, stderr: str) -> Cause:
-    """A limit that the program met as an error of its own; best effort, for people and statistics."""
-    last = stderr.strip().rpartition("\n")[2]
-    if rc == 0:
-        return "exit"
-    if last.startswith("MemoryError"):
-        return "oom"
-    if "Resource temporarily unavailable" in last or "can't start new thread" in last:
-        return "pids"
-    if "No space left on device" in last or "File too large" in last:
-        return "disk"
-    return "exit"

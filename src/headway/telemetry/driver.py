@@ -19,7 +19,6 @@ class DriverCost:
     def __init__(self) -> None:
         self._earlier = dict.fromkeys(_TOTALS, 0.0)
         self._newest: dict[str, float] = {}
-        self._max_rss = 0.0
 
     def feed(self, stat: Stat) -> None:
         """Take one measurement in."""
@@ -31,10 +30,9 @@ class DriverCost:
             if value < before:
                 self._earlier[name] += before
             self._newest[name] = value
-        self._max_rss = max(self._max_rss, stat.values.get("generator_rss_bytes", 0.0))
 
     def summary(self, wall_s: float) -> dict[str, object]:
-        """Return the rl.driver keys and the generator's largest memory; None for what was never measured."""
+        """Return the rl.driver keys; None for what was never measured."""
         totals = {
             name: self._earlier[name] + self._newest[name] if name in self._newest else None
             for name in _TOTALS
@@ -45,5 +43,4 @@ class DriverCost:
             "rl.driver.cpu_s": cpu,
             "rl.driver.scheduler_s": totals["scheduler_s"],
             "rl.driver.journal_s": totals["journal_s"],
-            "rl.generator.max_rss_bytes": self._max_rss or None,
         }

@@ -20,7 +20,7 @@ from headway.telemetry.rollouts import FinishedRollout, Rollouts
 from headway.telemetry.run_facts import RunFacts, facts_of
 from headway.telemetry.steps import StepSeries
 from headway.telemetry.summary import summary_of
-from headway.telemetry.tails import Tails
+from headway.telemetry.tails import Mean, Tails
 from headway.telemetry.window import TrainingWindow
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class RunMetrics:
         self.latency = {name: Tails() for name in LATENCY_PARTS}
         self.end_to_end, self.tokens, self.turns, self.tool_calls = Tails(), Tails(), Tails(), Tails()
         self.publish_s, self.pause_s, self.sandbox_start_s = Tails(), Tails(), Tails()
+        self.reward_metrics: dict[str, Mean] = {}  # the environment's own, by name
         self.environment_staleness: dict[int, int] = {}
         self.sandboxes_started: set[str] = set()
         self.num_sandboxes_lost = 0
@@ -212,6 +213,8 @@ class RunMetrics:
         self.tokens.add(rollout.num_tokens)
         self.turns.add(rollout.num_turns)
         self.tool_calls.add(rollout.num_tool_calls)
+        for name, value in rollout.metrics.items():
+            self.reward_metrics.setdefault(name, Mean()).add(value)
         for age in rollout.environment_staleness:
             self.environment_staleness[age] = self.environment_staleness.get(age, 0) + 1
 

@@ -29,6 +29,10 @@ class _Column:
     cell: Callable[[StepRecord], str]
 
 
+def _rate(value: float | None) -> str:
+    return number(value, 2 if value is None or value < 100 else 1 if value < 1000 else 0)
+
+
 def _staleness(record: StepRecord) -> str:
     if record.staleness_mean is None or record.staleness_max is None:
         return "-"
@@ -39,12 +43,12 @@ _COLUMNS = (
     _Column("reward", 7, lambda step: number(step.reward, 3)),
     _Column("eval", 6, lambda step: number(step.eval, 3)),
     _Column("solved", 7, lambda step: percent(step.solve_rate)),
-    _Column("made/s", 7, lambda step: number(step.production_per_s, 2)),
-    _Column("used/s", 7, lambda step: number(step.consumption_per_s, 2)),
+    _Column("made/s", 9, lambda step: _rate(step.production_per_s)),
+    _Column("used/s", 9, lambda step: _rate(step.consumption_per_s)),
     _Column("wait", 5, lambda step: percent(step.wait_fraction)),
     _Column("queue", 6, lambda step: str(step.depth_signal)),
     _Column("stale", 7, _staleness),
-    _Column("tokens", 7, lambda step: number(step.mean_tokens, 0)),
+    _Column("tokens", 8, lambda step: number(step.mean_tokens, 0)),
     _Column("no-signal", 10, lambda step: percent(step.no_signal_fraction)),
 )
 
@@ -93,7 +97,7 @@ class Progress:
         steps = self._metrics.facts.stop_steps
         name = f"{record.step}/{steps}" if steps else str(record.step)
         line = f"{name:>10}" + "".join(
-            f"{cell:>{column.width}}" for cell, column in zip(cells, _COLUMNS, strict=True)
+            f" {cell:>{column.width - 1}}" for cell, column in zip(cells, _COLUMNS, strict=True)
         )
         head = [] if self._num_lines % HEADER_EVERY else [_header()]
         self._num_lines += 1
@@ -122,7 +126,7 @@ class Progress:
                 self._last_warning[note.code] = note.text
                 return [f"warning: {note.text}"]
             case notes.EvalStarted():
-                return [f"evaluating version {note.number} on {note.num_tasks} tasks"]
+                return [f"evaluating version {note.number} on up to {note.num_tasks} tasks"]
             case notes.EvalEnded():
                 return [self._evaluation(note)]
             case notes.Stopping():

@@ -49,8 +49,7 @@ class Entry:
 class Stat:
     """Measurements of the driver itself; a replay ignores them.
 
-    Known keys: `driver_cpu_s`, `scheduler_s`, `journal_s` (totals of the driver process) and
-    `generator_rss_bytes`.
+    Known keys: `driver_cpu_s`, `scheduler_s` and `journal_s`, totals of the driver process.
     """
 
     t: float  # seconds since the run began

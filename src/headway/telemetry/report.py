@@ -15,12 +15,28 @@ from rich.text import Text
 
 from headway.telemetry.driver import OVERHEAD_TARGET
 from headway.telemetry.ledger import FATES, KEPT
-from headway.telemetry.text import UNKNOWN, number, percent, seconds, sparkline
+from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds, sparkline
 
 WIDTH = 100
 Summary = Mapping[str, Any]
 _PARTS = ("queue", "sandbox_start", "prefill", "decode", "tool", "score")
 _TAIL = ("mean", "p50", "p90", "p99", "max")
+_COURSE = ("first", "last", "mean", "max")
+_REWARD = "rl.reward."
+_WATCHED = (
+    ("loss", "loss"),
+    ("gradient norm", "grad_norm"),
+    ("clipped share", "clip_fraction"),
+    ("KL (sampled, trained), nats", "kl_mu_pi"),
+    ("entropy, nats", "entropy"),
+)
+_MEANING = {
+    "filtered": " (no signal)",
+    "voided": " (with their group)",
+    "stopped": " (in flight at the end)",
+    "unused": " (left over at the end)",
+}
+_ENDS = "(reward: the first and the last tenth of the steps; eval: the first and the last evaluation)"
 
 
 def report_json(summary: Summary) -> str:
@@ -35,6 +51,7 @@ def report_text(summary: Summary, series: Sequence[Mapping[str, Any]]) -> str:
         ("Outcome", _outcome(summary)),
         ("Learning", _learning(summary, series)),
         ("Rates", _rates(summary)),
+        ("Trainer", _trainer(summary)),
         ("Where a rollout's time went", _latency(summary)),
         ("Staleness of what was trained", _staleness(summary)),
         ("Discarded", _discards(summary)),
@@ -55,7 +72,7 @@ def _outcome(summary: Summary) -> list[RenderableType]:
     mode = f", {summary['mode']}" if summary["mode"] else ""
     lines = [
         first,
-        f"{summary['steps']} steps, {summary['num_rollouts']} finished train rollouts, "
+        f"{summary['steps']:,} steps, {summary['num_rollouts']:,} finished train rollouts, "
         f"{seconds(summary['wall_s'])}{mode}",
     ]
     if summary["num_resumes"]:
@@ -75,18 +92,19 @@ def _outcome(summary: Summary) -> list[RenderableType]:
 
 
 def _learning(summary: Summary, series: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    table = _table("", "first", "last", "change")
+    table = _table("mean of", "first", "last", "change")
     for name in ("reward", "eval"):
         first, last = summary[f"{name}.first"], summary[f"{name}.last"]
         change = UNKNOWN if first is None or last is None else f"{last - first:+.3f}"
         table.add_row(name, number(first, 3), number(last, 3), change)
-    parts: list[RenderableType] = [table]
+    parts: list[RenderableType] = [table, Text(_ENDS)]
     curve = sparkline([step["reward"] for step in series])
     if curve:
         parts.append(Text(f"reward over the steps  {curve}"))
     text = (
-        f"pass@1 {percent(summary['rl.pass_at.1'])}, pass@n {percent(summary['rl.pass_at.n'])}; groups "
-        f"without signal {percent(summary['rl.group.zero_advantage_fraction'])}, all solved "
+        f"over all train rollouts: pass@1 {percent(summary['rl.pass_at.1'])}, "
+        f"pass@n {percent(summary['rl.pass_at.n'])}; groups without signal "
+        f"{percent(summary['rl.group.zero_advantage_fraction'])}, all solved "
         f"{percent(summary['rl.group.all_solved_fraction'])}, none solved "
         f"{percent(summary['rl.group.all_failed_fraction'])}"
     )
@@ -96,7 +114,12 @@ def _learning(summary: Summary, series: Sequence[Mapping[str, Any]]) -> list[Ren
         tail = summary[f"rl.rollout.{key}"]
         lengths.add_row(label, *(number(tail[part], 1) for part in _TAIL))
     truncated = percent(summary["rl.rollout.truncated_fraction"], 1)
-    return [*parts, lengths, Text(f"cut off by a length limit: {truncated}")]
+    parts += [lengths, Text(f"cut off by a length limit: {truncated}")]
+    measured = {key.removeprefix(_REWARD): value for key, value in summary.items() if key.startswith(_REWARD)}
+    if measured:
+        means = ", ".join(f"{name} {figures(value)}" for name, value in measured.items())
+        parts.append(Text(f"the environment's own measures, means: {means}"))
+    return parts
 
 
 def _rates(summary: Summary) -> list[RenderableType]:
@@ -113,17 +136,35 @@ def _rates(summary: Summary) -> list[RenderableType]:
         f"take {percent(summary['rl.trainer.checkpoint_fraction'])}.",
         f"{number(summary['rl.consumption.wall_samples_per_s'], 2)} rollouts a second were trained.",
     ]
-    flops = summary["rl.trainer.flops_per_s"]
-    if flops is not None:
-        mfu = summary["rl.trainer.mfu"]
-        share = "" if mfu is None else f", MFU {percent(mfu, 1)}"
-        lines.append(f"Trainer: {flops / 1e9:,.1f} GFLOP/s{share} ({summary['rl.trainer.mfu_convention']}).")
     every, signal = summary["rl.queue.depth.all"], summary["rl.queue.depth.signal"]
     lines.append(
         f"Groups on their way: {number(every['mean'], 1)} (at most {number(every['max'], 0)}); waiting with "
         f"signal: {number(signal['mean'], 1)} (at most {number(signal['max'], 0)})."
     )
     return [Text(line) for line in lines]
+
+
+def _trainer(summary: Summary) -> list[RenderableType]:
+    table = _table("a step's", *_COURSE)
+    for label, name in _WATCHED:
+        if (course := summary.get(f"rl.loss.{name}")) is not None:
+            table.add_row(label, *(figures(course[part]) for part in _COURSE))
+    parts: list[RenderableType] = [table] if table.row_count else []
+    mean, most = summary.get("rl.loss.mismatch_mean"), summary.get("rl.loss.mismatch_max")
+    if mean is not None and most is not None:
+        text = (
+            f"log-probs of generator and trainer, on tokens of the newest version, differ by "
+            f"{figures(mean['mean'])} nats on average, at most {figures(most['max'])}"
+        )
+        parts.append(Text(text))
+    skipped = summary.get("rl.loss.nonfinite")
+    if skipped is not None and skipped["mean"]:
+        parts.append(Text(f"{percent(skipped['mean'], 1)} of the steps were skipped: not finite"))
+    flops, mfu = summary["rl.trainer.flops_per_s"], summary["rl.trainer.mfu"]
+    if flops is not None:
+        share = "" if mfu is None else f", MFU {percent(mfu, 1)}"
+        parts.append(Text(f"{flops / 1e9:,.1f} GFLOP/s{share} ({summary['rl.trainer.mfu_convention']})"))
+    return parts
 
 
 def _latency(summary: Summary) -> list[RenderableType]:
@@ -161,6 +202,8 @@ def _staleness(summary: Summary) -> list[RenderableType]:
         return []
     table = _table("steps old", "mean", "max", "shares")
     for label, data in rows:
+        if not data["counts"]:
+            continue
         total = sum(data["counts"].values())
         shares = "  ".join(f"{age}: {percent(count / total)}" for age, count in data["counts"].items())
         table.add_row(label, number(data["mean"], 2), number(data["max"], 0), shares or UNKNOWN)
@@ -174,7 +217,8 @@ def _discards(summary: Summary) -> list[RenderableType]:
     table = _table("reason", "rollouts", "tokens")
     for reason in reasons:
         rollouts, tokens = (summary[f"rl.discard.{reason}.{what}"] for what in ("rollouts", "tokens"))
-        table.add_row(reason.replace("_", " "), f"{rollouts:,}", f"{tokens:,}")
+        label = reason.replace("_", " ") + _MEANING.get(reason, "")
+        table.add_row(label, f"{rollouts:,}", f"{tokens:,}")
     shares = (
         f"{percent(summary['rl.discard.rollout_fraction'])} of the settled train rollouts, "
         f"{percent(summary['rl.discard.token_fraction'])} of their sampled tokens"

@@ -24,6 +24,7 @@ class _Open:
     decode_s: float = 0.0
     tool_s: float = 0.0
     turns: set[int] = field(default_factory=set[int])  # ended; a repeated event counts once
+    calls: set[int] = field(default_factory=set[int])  # likewise
     first_versions: dict[int, int] = field(default_factory=dict[int, int])  # turn -> its oldest version
     oldest_tool_version: int | None = None
     environment_staleness: list[int] = field(default_factory=list[int])
@@ -51,6 +52,9 @@ class FinishedRollout:
     num_tool_calls: int
     truncated: bool
     environment_staleness: tuple[int, ...]
+    metrics: dict[str, float] = field(
+        default_factory=dict[str, float]
+    )  # of the reward, the environment's own
 
 
 class Rollouts:
@@ -93,8 +97,9 @@ class Rollouts:
     def tool_ended(self, event: ToolEnded) -> None:
         """A tool call is over."""
         attempt = self._attempt(event.rollout, event.attempt)
-        if attempt is None:
+        if attempt is None or event.call in attempt.calls:
             return
+        attempt.calls.add(event.call)
         attempt.tool_s += event.duration_s
         version = attempt.first_versions.get(event.turn)
         if version is not None:
@@ -133,6 +138,7 @@ class Rollouts:
             num_tool_calls=ended.num_tool_calls,
             truncated=ended.truncated,
             environment_staleness=tuple(attempt.environment_staleness),
+            metrics=event.metrics,
         )
 
     def resumed(self) -> None:

@@ -1,7 +1,8 @@
 """The summary's keys: the project's metric names, each with its value or None.
 
 Units are in the names. Shares and rates are over the training window (see `window`). Distributions are
-{mean, p50, p90, p99, max} over scored train rollouts.
+{mean, p50, p90, p99, max} over scored train rollouts. The keys under rl.reward are those that the environment
+measured, the keys under rl.loss those that the trainer did.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from headway.core.facts import MFU_CONVENTION
-from headway.telemetry.tails import histogram, ratio
+from headway.telemetry.tails import course, histogram, ratio
 
 if TYPE_CHECKING:
     from headway.telemetry.metrics import RunMetrics
@@ -27,6 +28,8 @@ def summary_of(metrics: RunMetrics) -> dict[str, Any]:
         **metrics.ledger.discards(),
         **metrics.groups.summary(),
         **_rollouts(metrics),
+        **_reward_metrics(metrics),
+        **_loss(metrics),
         **_evaluation(metrics),
         **_cost(metrics),
         **metrics.driver.summary(metrics.now),
@@ -114,6 +117,18 @@ def _rollouts(metrics: RunMetrics) -> dict[str, Any]:
         "rl.weights.pause_s": metrics.pause_s.summary(),
         "rl.weights.superseded": metrics.num_superseded,
     }
+
+
+def _reward_metrics(metrics: RunMetrics) -> dict[str, Any]:
+    return {f"rl.reward.{name}": mean.value for name, mean in sorted(metrics.reward_metrics.items())}
+
+
+def _loss(metrics: RunMetrics) -> dict[str, Any]:
+    values: dict[str, list[float]] = {}
+    for record in metrics.steps.records:
+        for name, value in record.metrics.items():
+            values.setdefault(name, []).append(value)
+    return {f"rl.loss.{name}": course(series) for name, series in sorted(values.items())}
 
 
 def _evaluation(metrics: RunMetrics) -> dict[str, Any]:

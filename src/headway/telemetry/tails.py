@@ -7,7 +7,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 Summary = dict[str, "float | None"]
 
@@ -40,6 +40,40 @@ class Tails:
             "p99": _percentile(ordered, 0.99),
             "max": ordered[-1],
         }
+
+
+class Mean:
+    """A running mean."""
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Add one value."""
+        self._num += 1
+        self._sum += value
+
+    @property
+    def value(self) -> float | None:
+        """The mean, None before the first value."""
+        return ratio(self._sum, self._num)
+
+
+def course(values: Sequence[float]) -> Summary:
+    """Return how a series went: first, last, mean and max; first and last are means over its ends.
+
+    An end is a tenth of the values, rounded up. All None when there is no value.
+    """
+    if not values:
+        return dict.fromkeys(("first", "last", "mean", "max"))
+    tenth = -(-len(values) // 10)
+    return {
+        "first": math.fsum(values[:tenth]) / tenth,
+        "last": math.fsum(values[-tenth:]) / tenth,
+        "mean": math.fsum(values) / len(values),
+        "max": max(values),
+    }
 
 
 def _percentile(ordered: list[float], share: float) -> float:

@@ -17,15 +17,22 @@ def number(value: float | None, digits: int) -> str:
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
+def figures(value: float | None) -> str:
+    """Return a number of any size with three significant digits."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.3g}"
+
+
 def percent(value: float | None, digits: int = 0) -> str:
     """Return a share as a percentage."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f}%"
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration in its two largest units, such as 0.25s, 42.0s, 3m20s, 2h05m."""
+    """Return a duration in its two largest units, such as 12ms, 0.25s, 42.0s, 3m20s, 2h05m."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
+    if 0.0005 <= value < 0.0995:
+        return f"{1000 * value:.0f}ms"
     if value < 10.0:
         return f"{value:.2f}s"
     if value < 59.95:

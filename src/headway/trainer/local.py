@@ -67,8 +67,8 @@ class LocalTrainer:
         seed: int = 0,
         keep_checkpoints: int = 3,
     ) -> None:
-        if settings.threads:
-            self.set_threads(settings.threads)
+        self._threads = settings.threads
+        self._take_threads()
         self._settings = settings
         self._algorithm = algorithm
         self._loss = LOSSES.load(algorithm.loss)
@@ -99,7 +99,7 @@ class LocalTrainer:
         """Take one optimizer step on a whole batch.
 
         A step whose loss or gradient is not finite leaves the weights as they are, counts as a step (the
-        version's number rises) and reports `nonfinite` 1.
+        version's number rises) and reports `nonfinite` 1; metrics that are not finite are left out.
 
         Raises HeadwayError for rows that cannot be trained, and when more than MAX_NONFINITE_STEPS steps in
         a row were not finite.
@@ -110,12 +110,11 @@ class LocalTrainer:
         metrics = sums.metrics() | self.optim_step()
         if (num := self._num_nonfinite) > MAX_NONFINITE_STEPS:
             names = ", ".join(row.rollout for row in rows[:8])
-            rule = (
-                f"loss and gradient must be finite; step {self._steps} was skipped like the {num - 1} before"
-            )
+            rule = f"loss and gradient must be finite; {num} steps in a row were not, the last {self._steps}"
             remedy = f"Its first rollouts are {names}. A lower trainer.learning_rate may help"
             raise HeadwayError(rule, value=(metrics["loss"], metrics["grad_norm"]), remedy=remedy)
-        return StepResult(sums.num_tokens, sums.num_trained_tokens, metrics)
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        return StepResult(sums.num_tokens, sums.num_trained_tokens, finite)
 
     def forward(
         self, rows: Sequence[Row], policy: Literal["policy", "reference"] = "policy"
@@ -134,6 +133,7 @@ class LocalTrainer:
         found: dict[int, Tensor] = {}
         with torch.no_grad():
             for row in pack(sequences, self._settings.micro_batch_tokens):
+                self._take_threads()
                 logp, _ = self._policy.logprobs(row)
                 found |= dict(zip(row.members, logp.split(row.lengths), strict=True))
         flat = iter([found.get(index, torch.empty(0)) for index in range(len(sequences))])
@@ -231,8 +231,13 @@ class LocalTrainer:
         self.zero_grad()
 
     def set_threads(self, num_threads: int) -> None:
-        """Compute with this many CPU threads from now on."""
-        torch.set_num_threads(num_threads)
+        """Compute with this many CPU threads from the next micro-batch on; callable from any thread."""
+        self._threads = num_threads
+
+    def _take_threads(self) -> None:
+        """Set the thread count in the computing thread, where alone it has an effect."""
+        if self._threads and self._threads != torch.get_num_threads():
+            torch.set_num_threads(self._threads)
 
     def _forward_backward(self, fetched: Sequence[FetchedRow], denominators: Denominators) -> BatchSums:
         sequences = build_sequences(
@@ -240,6 +245,7 @@ class LocalTrainer:
         )
         sums = BatchSums(num_unshared_tokens=sum(map(num_positions, sequences)))
         for row in pack(sequences, self._settings.micro_batch_tokens):
+            self._take_threads()
             logp, entropy = self._policy.logprobs(row)
             output = apply_loss(
                 self._loss,

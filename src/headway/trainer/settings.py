@@ -37,7 +37,7 @@ class TrainerSettings:
         "such as q_proj,v_proj.",
     )
     micro_batch_tokens: int = setting(
-        1024,
+        512,
         "Most tokens in one packed forward pass; a longer sequence has a pass of its own. Attention's time "
         "and memory grow with the square.",
         ge=1,

@@ -63,8 +63,9 @@ class Script:
             t, e.RolloutEnded(rollout, attempt, "p:0:1", spans, turns, tools, 4, num_tokens, truncated)
         )
 
-    def score(self, t, rollout, reward, *more, duration=0.0, sandbox=0.0, attempt=0):
-        self.event(t, e.Scored(rollout, attempt, 1, reward, (), duration, sandbox), *more)
+    def score(self, t, rollout, reward, *more, duration=0.0, sandbox=0.0, attempt=0, metrics=None):
+        scored = e.Scored(rollout, attempt, 1, reward, (), duration, sandbox, metrics or {})
+        self.event(t, scored, *more)
 
     def quick(self, t, rollout, reward, num_tokens=4, *more):
         """End and score a rollout that was started before."""
@@ -122,7 +123,7 @@ def whole_run() -> Script:
     s.turn(12.0, "g0.0", 0, prefill=0.2, decode=1.0)
     s.event(12.0, e.SandboxWanted("g0.0", 0, "sb0", "rollout"), c.GrantSandbox("g0.0", 0, "sb0"))
     s.event(12.5, e.SandboxReady("g0.0", 0, "sb0", 0.5))
-    s.event(13.0, e.ToolEnded("g0.0", 0, 0, 0.3, "exit"))
+    s.event(13.0, e.ToolEnded("g0.0", 0, 0, 0, 0.3, "exit"))
     s.turn(14.0, "g0.0", 1, prefill=0.1, decode=0.5)
     s.end(14.0, "g0.0", 6, turns=2, tools=1)
     s.score(15.0, "g0.0", 1.0, duration=0.4, sandbox=0.1)
@@ -149,7 +150,7 @@ def whole_run() -> Script:
     s.event(26.0, e.VersionPublished(0, 1, 1.0, "m1", 100), c.ApplyVersion(("r0",), 0, 1, "m1", "keep"))
     s.event(26.5, e.VersionApplied("r0", 0, 0, 1, 0.5))
     s.turn(26.5, "g2.0", 0, versions=(0,))
-    s.event(26.5, e.ToolEnded("g2.0", 0, 0, 0.0, "exit"))
+    s.event(26.5, e.ToolEnded("g2.0", 0, 0, 0, 0.0, "exit"))
     s.turn(27.0, "g2.0", 1, versions=(0, 1))
     s.end(27.0, "g2.0", 6, turns=2, tools=1)
     s.score(27.0, "g2.0", 1.0)
@@ -158,7 +159,7 @@ def whole_run() -> Script:
         28.0, e.GroupSignal("g2", (("g2.0", 0.5), ("g2.1", -0.5))), group_settled("g2", "queued", [1.0, 0.0]),
         *released(2, ("g2",), ("g2.0", "g2.1"), (1, 1), ((0, 5), (1, 15))),
     )  # fmt: skip
-    s.stat(30.0, driver_cpu_s=0.5, scheduler_s=0.25, journal_s=0.125, generator_rss_bytes=1000.0)
+    s.stat(30.0, driver_cpu_s=0.5, scheduler_s=0.25, journal_s=0.125)
     s.step(
         34.0, 2, 6.0, *settled("trained", {"g2.0": 6, "g2.1": 14}), n.Stopping("steps", "2 steps are done"),
         num_tokens=50, num_trained=20, loss=0.25,
@@ -168,7 +169,7 @@ def whole_run() -> Script:
     s.event(36.0, e.VersionApplied("r0", 0, 0, 2, 1.5), n.EvalStarted(0, 2, 1))
     s.start(36.0, "v1.0", purpose="eval")
     s.quick(39.0, "v1.0", 0.75, 3, *settled("evaluated", {"v1.0": 3}), n.EvalEnded(0, 2, 1, 1, 0.75))
-    s.stat(40.0, driver_cpu_s=1.0, scheduler_s=0.5, journal_s=0.25, generator_rss_bytes=900.0)
+    s.stat(40.0, driver_cpu_s=1.0, scheduler_s=0.5, journal_s=0.25)
     s.event(40.0, e.DeadlinePassed(), c.Finish("steps", "2 steps are done", False))
     return s
 

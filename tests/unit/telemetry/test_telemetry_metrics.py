@@ -152,7 +152,6 @@ def test_sandboxes_weights_evaluation_cost_and_driver(summary):
     assert summary["rl.driver.overhead_fraction"] == 1 / 40
     assert summary["rl.driver.scheduler_s"] == 0.5
     assert summary["rl.driver.journal_s"] == 0.25
-    assert summary["rl.generator.max_rss_bytes"] == 1000.0
 
 
 def test_conservation_of_rollouts_and_tokens(summary):
@@ -312,6 +311,47 @@ def test_the_driver_cost_adds_lives_up(kit):
     assert summary["rl.driver.scheduler_s"] is None
 
 
+def test_the_environments_own_measures_are_means_over_the_train_rollouts_that_have_them(kit):
+    script = kit.Script()
+    script.start(0.0, "v0.0", purpose="eval")
+    script.start(0.0, "g0.0", "g0.1", "g0.2")
+    for rollout, metrics in (
+        ("g0.0", {"a": 1.0, "b": 3.0}),
+        ("g0.1", {"a": 0.0}),
+        ("g0.2", None),
+        ("v0.0", {"a": 9.0}),
+    ):
+        script.end(1.0, rollout, 4)
+        script.score(1.0, rollout, 1.0, metrics=metrics)
+    summary = script.metrics().summary()
+    found = {key: value for key, value in summary.items() if key.startswith("rl.reward.")}
+    assert found == {"rl.reward.a": 0.5, "rl.reward.b": 3.0}
+
+
+def test_what_the_trainer_measured_is_told_over_the_surviving_steps(kit):
+    script = kit.Script()
+    script.start(0.0, "g0.0")
+    for step in range(1, 13):
+        script.step(float(step), step, 0.5, loss=float(step), **({"rare": 7.0} if step == 2 else {}))
+    summary = script.metrics().summary()
+    assert summary["rl.loss.loss"] == {"first": 1.5, "last": 11.5, "mean": 6.5, "max": 12.0}
+    assert summary["rl.loss.rare"] == {"first": 7.0, "last": 7.0, "mean": 7.0, "max": 7.0}
+    script.event(20.0, e.RunResumed(1, 2, 12.0))
+    assert script.metrics().summary()["rl.loss.loss"] == {"first": 1.0, "last": 2.0, "mean": 1.5, "max": 2.0}
+
+
+def test_a_repeated_tool_call_counts_once(kit):
+    script = kit.Script()
+    script.start(0.0, "g0.0")
+    script.turn(1.0, "g0.0")
+    for _ in range(2):
+        script.event(2.0, e.ToolEnded("g0.0", 0, 0, 0, 0.5, "exit"))
+    script.event(3.0, e.ToolEnded("g0.0", 0, 0, 1, 0.25, "exit"))
+    script.end(4.0, "g0.0", 2, tools=2)
+    script.score(5.0, "g0.0", 1.0)
+    assert script.metrics().summary()["rl.latency.tool_s"]["max"] == 0.75
+
+
 def test_percentiles_interpolate_linearly():
     assert Tails([1.0, 2.0, 3.0, 4.0]).summary() == {
         "mean": 2.5,
@@ -339,7 +379,7 @@ def test_latency_parts_always_sum_to_the_whole_and_none_is_negative(turns, start
     rollouts.sandbox_ready(e.SandboxReady("g.0", 0, "s", start_s))
     for index, (prefill, decode, tool) in enumerate(turns):
         rollouts.turn_ended(e.TurnEnded("g.0", 0, index, "r", (), 1, 1, 0.0, prefill, decode, "stop"))
-        rollouts.tool_ended(e.ToolEnded("g.0", 0, index, tool, "exit"))
+        rollouts.tool_ended(e.ToolEnded("g.0", 0, index, index, tool, "exit"))
     rollouts.ended(e.RolloutEnded("g.0", 0, "p", (), len(turns), len(turns), 1, 1, False))
     scored = e.Scored("g.0", 0, 1, 0.0, (), score_s + share, share)
     finished = rollouts.scored(5.0 + whole, scored)

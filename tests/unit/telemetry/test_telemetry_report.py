@@ -11,7 +11,7 @@ from headway.core import notes as n
 from headway.telemetry.metrics import RunMetrics
 from headway.telemetry.progress import HEADER_EVERY, WIDTH, Progress
 from headway.telemetry.report import report_json, report_text
-from headway.telemetry.text import number, percent, seconds, sparkline
+from headway.telemetry.text import figures, number, percent, seconds, sparkline
 
 PROMISED = [
     "rl.production.samples_per_s",
@@ -106,6 +106,25 @@ def test_markup_in_a_users_text_is_shown_as_it_is(kit):
     assert "odd (2 times; the last:) at 1.00s: [red]" in text
 
 
+def test_the_text_report_shows_the_trainers_numbers_and_the_environments_own(kit):
+    script = kit.Script()
+    script.start(0.0, "g0.0")
+    script.end(1.0, "g0.0", 4)
+    script.score(1.0, "g0.0", 1.0, metrics={"literal": 0.25})
+    told = {"entropy": 1.25, "mismatch_mean": 2e-6, "mismatch_max": 5e-5, "nonfinite": 0.0}
+    script.step(2.0, 1, 0.5, loss=0.125, **told)
+    script.step(3.0, 2, 0.5, loss=-0.0625, nonfinite=1.0)
+    metrics = script.metrics()
+    text = report_text(metrics.summary(), metrics.series())
+    assert "the environment's own measures, means: literal 0.25" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["loss", "0.125", "-0.0625", "0.0312", "0.125"] in lines
+    assert ["entropy,", "nats", "1.25", "1.25", "1.25", "1.25"] in lines
+    assert "differ by 2e-06 nats on" in text
+    assert "at most 5e-05" in text
+    assert "50.0% of the steps were skipped: not finite" in text
+
+
 @pytest.mark.parametrize("num_records", [0, 1, 2, 5, 8, 15, 24, 40])
 def test_unfinished_runs_can_be_reported_at_any_moment(kit, num_records):
     script = kit.whole_run()
@@ -175,6 +194,24 @@ def test_progress_lines_of_a_run(kit):
     ]
 
 
+def test_columns_never_touch_one_another_however_large_the_rates(kit):
+    script = kit.Script()
+    script.start(0.0, "g0.0", "g0.1", "g0.2")
+    for index in range(3):
+        script.quick(0.001, f"g0.{index}", 1.0, 123_456)
+    rollouts = tuple(f"g0.{index}" for index in range(3))
+    script.event(0.001, e.DeadlinePassed(), *kit.released(1, ("g0",), rollouts, (0,) * 3, ((0, 9),)))
+    script.step(0.00198, 1, 1e-7)
+    (line,) = (line for line in progress_lines(script, kit.header()) if line.lstrip().startswith("1/2"))
+    assert line.split()[4:6] == ["1,515", "30,000,000"]
+    assert line.split()[9] == "123,456"
+    assert len(line) <= WIDTH
+
+
+def test_an_evaluation_promises_no_more_tasks_than_there_may_be(kit):
+    assert "evaluating version 0 on up to 1 tasks" in progress_lines(kit.whole_run(), kit.header())
+
+
 def test_the_header_line_comes_again(kit):
     script = kit.Script()
     script.start(0.0, "g0.0")
@@ -220,8 +257,11 @@ def test_warnings_are_single_bounded_lines_and_do_not_repeat_themselves(kit):
 
 
 def test_how_numbers_are_written():
-    assert [seconds(value) for value in (None, 0.25, 42.0, 59.97, 200.0, 7500.0)] == [
+    assert [seconds(value) for value in (None, 0.0, 0.0123, 0.0996, 0.25, 42.0, 59.97, 200.0, 7500.0)] == [
         "-",
+        "0.00s",
+        "12ms",
+        "0.10s",
         "0.25s",
         "42.0s",
         "1m00s",
@@ -231,6 +271,7 @@ def test_how_numbers_are_written():
     assert percent(0.345) == "34%"
     assert percent(math.nan) == "-"
     assert number(1234.5, 1) == "1,234.5"
+    assert [figures(value) for value in (None, 0.0312345, 12.0, 1.5e-7)] == ["-", "0.0312", "12", "1.5e-07"]
     assert sparkline([0.0, None, 1.0]) == "▁ █"
     assert sparkline([0.5, 0.5]) == "▄▄"
     assert len(sparkline([float(value) for value in range(1000)])) <= 60

@@ -21,6 +21,7 @@ Advantage: TypeAlias = "Callable[[Sequence[float], AlgorithmSettings], list[floa
 
 ADVANTAGES: Registry[Advantage] = Registry(
     "advantage",
+    ("rewards", "settings"),
     {name: f"headway.algorithms.advantages.{name}:{name}" for name in ("grpo", "dr_grpo", "rloo")},
 )
 

@@ -33,5 +33,7 @@ class Loss(Protocol):
 
 
 LOSSES: Registry[Loss] = Registry(
-    "loss", {name: f"headway.algorithms.losses.{name}:{name}" for name in ("grpo", "reinforce_is")}
+    "loss",
+    ("logp", "behaviour_logp", "advantages", "settings"),
+    {name: f"headway.algorithms.losses.{name}:{name}" for name in ("grpo", "reinforce_is")},
 )

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-from headway.config.near import did_you_mean, nearest
+from headway.core.near import did_you_mean, nearest
 
 if typing.TYPE_CHECKING:
     from headway.core.settings import Rule

@@ -1,0 +1,52 @@
+"""The advantage function in a thread of its own: it may be a user's, and slow.
+
+Consumes Signal commands; answers each by GroupSignal, or by CommandRefused when the function raises. The
+thread is a daemon: a function that never returns is the scheduler's deadline to find, and holds up no exit.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+from headway.core.events import CommandRefused, Event, GroupSignal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from headway.core.commands import Signal
+
+
+class SignalThread:
+    """Turns rewards into advantages, one group after the other.
+
+    Args:
+        advantages: rewards of one group in, one finite number each out.
+        emit: takes the answer; called in this thread.
+    """
+
+    def __init__(
+        self, advantages: Callable[[Sequence[float]], list[float]], emit: Callable[[Event], None]
+    ) -> None:
+        self._advantages = advantages
+        self._emit = emit
+        self._commands: queue.SimpleQueue[Signal] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="advantages", daemon=True).start()
+
+    def ask(self, command: Signal) -> None:
+        """Queue one group."""
+        self._commands.put(command)
+
+    def _run(self) -> None:
+        while True:
+            self._emit(self._answer(self._commands.get()))
+
+    def _answer(self, command: Signal) -> Event:
+        try:
+            values = self._advantages([reward for _, reward in command.rewards])
+        except Exception as error:
+            message = f"the advantage function raised {type(error).__name__}: {error}"
+            return CommandRefused("Signal", command.group, message)
+        pairs = zip(command.rewards, values, strict=True)
+        return GroupSignal(command.group, tuple((name, value) for (name, _), value in pairs))
