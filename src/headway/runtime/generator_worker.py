@@ -17,7 +17,6 @@ from headway.core.protocols import Engine, GenerateRequest
 from headway.runtime.wire import Link
 
 if TYPE_CHECKING:
-    from headway.generator.engine import EmbeddedEngine
     from headway.config.compose import Config
     from headway.core.commands import ApplyVersion
     from headway.generator.engine import EmbeddedEngine
