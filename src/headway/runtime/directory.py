@@ -13,9 +13,12 @@ life.json         the process that drives the run, while it does
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import subprocess
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +62,26 @@ def free_name(parent: Path, name: str) -> str:
     while (parent / f"{name}-{number}").exists():
         number += 1
     return f"{name}-{number}"
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Generator[None]:
+    """Let this process alone write into a run; the kernel takes the claim back when it dies.
+
+    Raises RunDirectoryError when another process has it.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            last_life(path)  # names the process, once it has begun its life
+            raise RunDirectoryError(
+                f"another process is starting the run {path}", remedy="Stop it first."
+            ) from error
+        yield
+    finally:
+        os.close(handle)
 
 
 @dataclass(frozen=True, slots=True)
