@@ -44,3 +44,10 @@ def test_a_claim_ends_with_its_process_and_a_life_that_goes_on_is_named(tmp_path
     with directory.claimed(tmp_path):
         assert directory.last_life(tmp_path) == directory.LifeRecord(**life)
     assert os.listdir(tmp_path) == [directory.LIFE]
+
+
+def test_runs_cannot_be_kept_in_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match="file is not a directory") as caught:
+        directory.create(tmp_path / "file", "name")
+    assert caught.value.key == "run.dir"

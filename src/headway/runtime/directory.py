@@ -40,6 +40,12 @@ def create(parent: Path, name: str) -> Path:
         for folder in ("payloads", "checkpoints", "weights", "logs"):
             (path / folder).mkdir()
     except FileExistsError as error:
+        if not parent.is_dir():
+            raise RunDirectoryError(
+                f"{parent} is not a directory",
+                remedy="Choose another one with run.dir=DIRECTORY.",
+                key="run.dir",
+            ) from error
         raise RunDirectoryError(
             f"the run directory {path} exists already",
             remedy=f"Continue it with `headway resume {path}`, or choose another name with run.name=NAME.",
