@@ -325,6 +325,10 @@ async def cancels_itself(chat, sandbox):
     raise asyncio.CancelledError
 
 
+async def panics(chat, sandbox):
+    raise BaseExceptionGroup("as Rust libraries do", [KeyboardInterrupt()])
+
+
 async def silent(chat, sandbox):
     return Outcome({})
 
@@ -349,6 +353,7 @@ async def two_at_once(chat, sandbox):
     [
         (raises, "KeyError: 'no such thing' at test_environments_host.py:"),
         (exits, "SystemExit"),
+        (panics, "BaseExceptionGroup"),
         (cancels_itself, "cancel itself"),
         (silent, "say something"),
         (no_outcome, "must return an Outcome"),
