@@ -107,7 +107,7 @@ def last_life(path: Path) -> LifeRecord | None:
     file = path / LIFE
     if not file.exists():
         return None
-    record = LifeRecord(**json.loads(file.read_text()))
+    record = LifeRecord(**json.loads(file.read_text(encoding="utf-8")))
     if record.pid != os.getpid() and _is_headway(record.pid):
         raise RunDirectoryError(
             f"process {record.pid} is still running the run {path}", remedy="Stop it first."
