@@ -74,7 +74,8 @@ def free_name(parent: Path, name: str) -> str:
 def claimed(path: Path) -> Generator[None]:
     """Let this process alone write into a run; the kernel takes the claim back when it dies.
 
-    Raises RunDirectoryError when another process has it.
+    Raises RunDirectoryError when another process has it. On a file system that locks no directories (NFS)
+    nothing is claimed, and `last_life` alone tells of others.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -85,6 +86,8 @@ def claimed(path: Path) -> Generator[None]:
             raise RunDirectoryError(
                 f"another process is starting the run {path}", remedy="Stop it first."
             ) from error
+        except OSError:
+            pass
         yield
     finally:
         os.close(handle)
