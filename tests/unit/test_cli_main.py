@@ -97,7 +97,9 @@ def test_wrong_usage_is_exit_code_2(arguments, message, capsys):
 
 
 def test_a_wrong_config_shows_every_problem_and_no_traceback(tmp_path):
-    (tmp_path / "run.toml").write_text("[model]\npath = 'tiny'\n[queue]\non_failed_rollout = 'shrnk'\n[queu]\n")
+    (tmp_path / "run.toml").write_text(
+        "[model]\npath = 'tiny'\n[queue]\non_failed_rollout = 'shrnk'\n[queu]\n"
+    )
     done = headway("train", "run.toml", "queue.bound=x", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import uuid
 from pathlib import Path
 
@@ -194,6 +195,47 @@ async def test_a_killed_controller_leaves_no_process_and_its_folders_are_reaped(
     assert list(provider.root().iterdir()) == []
 
 
+@pytest.mark.parametrize("drop_uid", [True, False])
+def test_a_controller_killed_while_sandboxes_start_leaves_nothing(tmp_path, drop_uid):
+    marker = f"980{uuid.uuid4().int % 10**9}"
+    script = f"""
+        import asyncio, os
+        from headway.sandbox.bubblewrap import BubblewrapProvider
+        from headway.sandbox.layout import Layout, find_bwrap
+        from headway.sandbox.settings import SandboxSettings
+
+        async def main():
+            settings = SandboxSettings(directory={str(tmp_path / "sandboxes")!r})
+            provider = BubblewrapProvider(settings)
+            if not {drop_uid}:
+                provider._layout = Layout(find_bwrap(), settings, False)
+            print("up", flush=True)
+            async with asyncio.TaskGroup() as group:
+                for number in range(3):
+                    sandbox = await provider.create(f"{{os.getpid()}}.{{number}}", {{"run": "killed"}})
+                    group.create_task(sandbox.exec(["sleep", "{marker}"]))
+
+        asyncio.run(main())
+    """
+    env = os.environ | {"PYTHONPATH": str(Path(headway.__file__).parent.parent)}
+    try:
+        for number in range(15):
+            controller = subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(script)], env=env, stdout=subprocess.PIPE
+            )
+            controller.stdout.readline()
+            time.sleep(number * 0.003)
+            controller.kill()
+            controller.communicate()
+        waited = time.monotonic()
+        while running(marker) and time.monotonic() - waited < 20:
+            time.sleep(0.02)
+        assert running(marker) == []
+    finally:
+        for pid in running(marker):
+            os.kill(pid, signal.SIGKILL)
+
+
 def _command(pid):
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()[:6]
@@ -210,11 +252,14 @@ async def test_commands_of_one_sandbox_take_turns(sandbox):
 
 
 async def test_a_sandbox_that_cannot_start_is_an_infrastructure_failure(provider, sandbox, monkeypatch):
-    for broken, said in (("/bin/false", "did not start"), ("/no/such/bwrap", "could not be created")):
+    for broken, said in (("/bin/false", "it said nothing"), ("/no/such/bwrap", "not found")):
         layout = Layout(Bwrap(broken, ()), provider.settings, drop_uid=False)
         monkeypatch.setattr(provider, "layout", lambda layout=layout: layout)
-        with pytest.raises(SandboxError, match=said):
+        with pytest.raises(SandboxError, match=f"did not start: .*{said}"):
             await sandbox.exec(["true"])
+    monkeypatch.setattr(Layout, "argv", lambda self, *arguments: ["/no/such/shell"])
+    with pytest.raises(SandboxError, match="could not be created"):
+        await sandbox.exec(["true"])
 
 
 async def test_a_start_that_hangs_is_an_infrastructure_failure(tmp_path, monkeypatch):
@@ -223,7 +268,7 @@ async def test_a_start_that_hangs_is_an_infrastructure_failure(tmp_path, monkeyp
     marker = f"982{uuid.uuid4().int % 10**9}"
     layout = Layout(Bwrap("/bin/sleep", ()), settings, drop_uid=False)
     monkeypatch.setattr(provider, "layout", lambda: layout)
-    monkeypatch.setattr(Layout, "argv", lambda self, command, work, info_fd: ["/bin/sleep", marker])
+    monkeypatch.setattr(Layout, "argv", lambda self, *arguments: ["/bin/sleep", marker])
     sandbox = await provider.create("slow", {})
     with pytest.raises(SandboxError, match="start_timeout_s"):
         await sandbox.exec(["true"])

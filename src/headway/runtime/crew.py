@@ -72,7 +72,8 @@ class Crew:
             "PYTHONUNBUFFERED": "1",
         }
         with log.open("ab") as output:
-            process = subprocess.Popen(  # noqa: ASYNC220 - exec takes milliseconds, and only its thread may end it
+            # From this thread, which lives as long as the driver: a worker dies with the thread that made it.
+            process = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-m", "headway.runtime.worker", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno(), *(end.fileno() for end in ends)],
                 stdin=subprocess.DEVNULL,

@@ -5,7 +5,7 @@ takes every process it started down with it. Creating one costs nothing until th
 Files of /work last as long as the sandbox; /tmp is empty again at each command.
 
 Folders lie at `<directory>/<run id>/<sandbox id>`, so that `reap` finds what a killed run left. Processes
-need no reaping: they die with the worker, by die-with-parent.
+need no reaping: they die with the worker, killed or not.
 
 Not promised: a memory limit over all processes, system-call filters, hidden host paths in
 /proc/self/mountinfo. The guarantees that hold are what `preflight` returns.
@@ -33,7 +33,7 @@ from headway.sandbox.settings import SandboxSettings
 
 
 class BubblewrapProvider:
-    """Makes sandboxes with bubblewrap. Use it from the main thread's event loop of a worker."""
+    """Makes sandboxes with bubblewrap."""
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self._settings = settings or SandboxSettings()
@@ -167,7 +167,7 @@ class BubblewrapSandbox:
             layout = self._provider.layout()
             wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
             return await run_contained(
-                lambda info_fd: layout.argv(list(argv), str(folder), info_fd),
+                lambda info_fd, life_fd: layout.argv(list(argv), str(folder), info_fd, life_fd),
                 SANDBOX_ENV | dict(env or {}),
                 stdin,
                 Limits(wanted.wall_s, wanted.output_bytes, settings.start_timeout_s),

@@ -3,14 +3,18 @@
 Two shapes. An ordinary user runs bubblewrap directly: new user, pid, mount, network, ipc, uts and cgroup
 namespaces. Root first makes a view (a private mount namespace with what bubblewrap needs at names that any
 uid can reach), gives up its uid, and runs the same command line there, for two reasons: the process limit
-does not hold for uid 0, and an interpreter below a 0700 home cannot be bound by any other uid. The view
-is made by the process that becomes bubblewrap, not by a parent of it: die-with-parent is a signal from the
-dying parent, and only the controller itself is privileged enough to send it to another uid.
+does not hold for uid 0, and an interpreter below a 0700 home cannot be bound by any other uid.
+
+Above bubblewrap stands a shell with a guard: a process that reads a pipe of the controller's and kills the
+whole process group at its end. bubblewrap's die-with-parent alone leaks: when bubblewrap dies between its
+clone and its setup (by die-with-parent, or by SIGPIPE as it writes to a dead controller), the clone waits
+for ever for a word from it, with no die-with-parent of its own yet. A pipe's end is there whenever somebody
+looks, and the clone is still in the group; later it is not, but then its own die-with-parent holds.
 
 The program starts through a small shell stage. It sets the resource limits (the process limit counts only
 inside the new user namespace, so it cannot be set from outside), writes READY, and waits for one line on
 stdin. So the wall limit starts when the program starts, a failed start is told from a failed program, and
-a controller that dies while a sandbox starts leaves nothing: the stage reads end-of-file and exits.
+a stage without a controller reads end-of-file and exits.
 """
 
 from __future__ import annotations
@@ -45,6 +49,19 @@ read -r go && [ "$go" = go ] || exit 125
 exec "$@"
 """
 
+# First argument: the descriptor of the controller's pipe. $$ leads the process group. The guard outlives
+# the shell, whose own end may be the very failure that it is for; the controller kills the group at the end.
+_GUARD = """
+( exec <"/proc/self/fd/$1" >/dev/null 2>&1; read -r never; kill -s KILL -- "-$$" ) &
+shift
+"""
+
+# Not the last command, or some shells would become bubblewrap instead of staying above it.
+_RUN = """
+"$@"
+exit $?
+"""
+
 # Arguments: source and name of each bind, then "--", then the command.
 _MAKE_VIEW = f"""
 mount -n -t tmpfs -o mode=755,size=1m headway {_VIEW} || exit 125
@@ -54,7 +71,6 @@ while [ "$1" != -- ]; do
   shift 2
 done
 shift
-exec "$@"
 """
 
 
@@ -103,14 +119,18 @@ class Layout:
         """Return the uid that must own a work folder, None for the caller's own."""
         return NOBODY if self.drop_uid else None
 
-    def argv(self, command: list[str], work: str, info_fd: int) -> list[str]:
+    def argv(self, command: list[str], work: str, info_fd: int, life_fd: int) -> list[str]:
         """Return the whole command line that runs `command` over the host folder `work`.
 
-        bubblewrap writes its child's pid, as JSON, to `info_fd`.
+        bubblewrap writes its child's pid, as JSON, to `info_fd`; everything ends at the end of `life_fd`,
+        the reading end of a pipe. The process must lead a process group.
         """
         if not self.drop_uid:
             sources = {sys.base_prefix: sys.base_prefix, WORK: work}
-            return [self.bwrap.path, *self._contained(sources, info_fd), *self._start(command)]
+            return [
+                *["/bin/sh", "-c", _GUARD + _RUN, "sh", str(life_fd)],
+                *[self.bwrap.path, *self._contained(sources, info_fd, life_fd), *self._start(command)],
+            ]
         binary, *binds = self._visible_bwrap()
         binds += [work, "work"]
         sources = {sys.base_prefix: sys.base_prefix, WORK: f"{_VIEW}/work"}
@@ -118,9 +138,10 @@ class Layout:
             binds += [sys.base_prefix, "base"]
             sources[sys.base_prefix] = f"{_VIEW}/base"
         return [
-            *["unshare", "--mount", "/bin/sh", "-c", _MAKE_VIEW, "sh", *binds, "--"],
+            *["unshare", "--mount", "/bin/sh", "-c", _GUARD + _MAKE_VIEW + _RUN, "sh", str(life_fd)],
+            *[*binds, "--"],
             *["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all"],
-            *[binary, *self._contained(sources, info_fd), *self._start(command)],
+            *[binary, *self._contained(sources, info_fd, life_fd), *self._start(command)],
         ]
 
     def _start(self, command: list[str]) -> list[str]:
@@ -146,7 +167,7 @@ class Layout:
             ready=READY.decode().strip(),
         )
 
-    def _contained(self, sources: dict[str, str], info_fd: int) -> list[str]:
+    def _contained(self, sources: dict[str, str], info_fd: int, life_fd: int) -> list[str]:
         """The namespaces and mounts that the program lives in; `sources` says where two of them come from."""
         size = str(self.settings.tmpfs_mb << 20)
         interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
@@ -158,7 +179,8 @@ class Layout:
             *["--size", size, "--tmpfs", "/tmp", "--bind", sources[WORK], WORK],
             *[*_folders(SHIM), "--symlink", interpreter, f"{SHIM}/python3"],
             *["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK],
-            *["--info-fd", str(info_fd), "--"],
+            # As its sync-fd, bubblewrap closes the controller's pipe before the program starts.
+            *["--info-fd", str(info_fd), "--sync-fd", str(life_fd), "--"],
         ]
 
 

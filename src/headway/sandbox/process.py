@@ -6,8 +6,8 @@ cancellation of the caller. Whatever comes first kills the whole pid namespace; 
 bounded by `_GONE_S`. Nothing in here reads without a bound, and a program that keeps stdout open cannot
 hold the call, because the namespace dies with its first program.
 
-Processes are created by the event loop's own thread. It must be one that lives as long as the worker:
-bubblewrap's die-with-parent fires when the creating thread ends.
+A controller that is killed at any moment leaves no process: each tree holds the reading end of a pipe of
+the controller's and ends with it (layout.py says how).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Limits:
 
 
 async def run_contained(
-    argv: Callable[[int], Sequence[str]],
+    argv: Callable[[int, int], Sequence[str]],
     env: Mapping[str, str],
     stdin: bytes,
     limits: Limits,
     over_quota: Callable[[], Cause | None],
 ) -> ExecResult:
-    """Run one command line made by `argv(info_fd)` and return how it ended.
+    """Run one command line made by `argv(info_fd, life_fd)` and return how it ended.
 
     `over_quota` is asked ten times a second and once at the end whether the work folder breaks a limit.
     Raises SandboxError when the program never started. Cancelling kills every process.
@@ -72,7 +72,7 @@ class _Tree:
 
     def __init__(
         self,
-        argv: Callable[[int], Sequence[str]],
+        argv: Callable[[int, int], Sequence[str]],
         env: Mapping[str, str],
         limits: Limits,
         stack: contextlib.AsyncExitStack,
@@ -83,16 +83,18 @@ class _Tree:
         self._over: asyncio.Future[Cause] = self._loop.create_future()
         self._init_fd: int | None = None  # pidfd of the sandbox's pid 1
         info_read, info_write = os.pipe()
+        life_read, life_write = os.pipe()
         stack.callback(os.close, info_read)
+        stack.callback(os.close, life_write)  # from here on the guard has nobody to guard for
         self._info = info_read
         try:
             # Its own session: a Ctrl-C at the terminal is for the controller, not for sandboxes.
             self._process = subprocess.Popen(
-                argv(info_write),
+                argv(info_write, life_read),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(info_write,),
+                pass_fds=(info_write, life_read),
                 env=dict(env),
                 start_new_session=True,
             )
@@ -100,6 +102,7 @@ class _Tree:
             raise SandboxError(f"the sandbox's process could not be created: {error}") from error
         finally:
             os.close(info_write)
+            os.close(life_read)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert pipe is not None
             stack.callback(pipe.close)
@@ -168,9 +171,9 @@ class _Tree:
 
     async def end(self) -> None:
         """Kill whatever is left and wait until it is gone."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        # The group exists, whatever happened in it, because its guard lives on.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         if self._init_fd is None:
             # Nothing of the program ran. Whatever had started reads end-of-file instead of the go-ahead
             # and ends; it holds stdout until then.
@@ -185,17 +188,24 @@ class _Tree:
             await self._readable(self._init_fd)
             await asyncio.wait([self._out.ended, self._err.ended], timeout=1.0)
         self._process.wait()
+        await self._readable(self._info, to_end=True)  # the last to hold its other end is the guard
 
-    async def _readable(self, pidfd: int) -> None:
+    async def _readable(self, fd: int, *, to_end: bool = False) -> None:
+        """Wait until `fd` is readable; with `to_end`, until its end is read."""
         over: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(pidfd, lambda: over.done() or over.set_result(None))
+
+        def look() -> None:
+            if not (over.done() or (to_end and os.read(fd, 4096))):
+                over.set_result(None)
+
+        self._loop.add_reader(fd, look)
         try:
             async with asyncio.timeout(_GONE_S):
                 await over
         except TimeoutError:
             raise SandboxError(f"a killed sandbox was still there after {_GONE_S} s") from None
         finally:
-            self._loop.remove_reader(pidfd)
+            self._loop.remove_reader(fd)
 
     def result(self, ended_by: Cause, wall_s: float) -> ExecResult:
         """Say how the program ended; only an exit has an exit code."""
