@@ -253,7 +253,7 @@ def test_groups_in_flight_at_a_kill_start_again_from_the_checkpoints_weights() -
 
 @pytest.mark.parametrize("stop_at_s", range(20, 64, 4))
 def test_a_resumed_life_starts_no_rollout_twice(stop_at_s: int) -> None:
-    """Also when the trainer takes a step from the old queue before the replica has the checkpoint's weights."""
+    """Also when a step is trained from the old queue before the replica has the checkpoint's weights."""
     run = SimRun(Scheduler(BASE))
     driver = SimulatedDriver(run, SimSettings(train_s=10.0), 1)
     driver.later(float(stop_at_s), StopAsked("SIGINT"))

@@ -60,7 +60,7 @@ def _back(ctx: Context, group: GroupState) -> None:
 
 
 def restart(ctx: Context) -> None:
-    """Once every replica holds the checkpoint's weights or newer, ask again for the tasks of groups in flight.
+    """Once every replica holds the checkpoint's weights or newer, ask again for tasks of groups in flight.
 
     Nothing new is admitted before, so that every group there is from an earlier life.
     """
