@@ -24,6 +24,8 @@ from headway.core.events import (
     StopAsked,
     TaskOffered,
     TasksExhausted,
+    VersionApplied,
+    VersionPublished,
     WorkerJoined,
     WorkerLost,
 )
@@ -47,6 +49,7 @@ from headway.queue.settings import (
     SchedulerSettings,
     StopSettings,
 )
+from headway.weights.publish import KEEP
 from tests.simulation.ledger import all_commands, all_notes, assert_conserved
 
 BASE = SchedulerSettings(
@@ -99,6 +102,21 @@ def test_versions_are_applied_while_requests_run() -> None:
     run = simulate(BASE, SimSettings(train_s=1.0), 3)
     spans = [entry.event.spans for entry in run.entries if isinstance(entry.event, RolloutEnded)]
     assert any(len(rollout) > 1 for rollout in spans)
+
+
+def test_the_version_that_a_slow_replica_takes_up_is_not_pruned_under_it() -> None:
+    settings = replace(queue(bound=8), stop=StopSettings(steps=30))
+    run = simulate(settings, SimSettings(train_s=0.1, publish_s=0.05, apply_s=30.0, solve_rate=0.6), 1)
+    asked, newer, most = False, 0, 0
+    for entry in run.entries:
+        if isinstance(entry.event, VersionApplied):
+            asked = False
+        newer += asked and isinstance(entry.event, VersionPublished)
+        most = max(most, newer)
+        if any(isinstance(command, ApplyVersion) for command in entry.commands):
+            asked, newer = True, 0
+    assert most == 1 < KEEP - 1
+    assert run.scheduler.state.step == 30
 
 
 def test_groups_without_signal_are_replaced_within_one_extra_batch() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from headway.core.codec import dumps, finite_only
+from headway.core.codec import dumps, encoded, finite_only
 from headway.core.commands import Score, Train
 from headway.core.events import Scored, StepEnded
 from headway.core.protocols import StepResult
@@ -48,3 +48,9 @@ def test_a_trainers_metric_that_is_not_finite_is_left_out_of_the_step():
     event = _obey(Trainer(), Train(0, 1, ()))
     assert isinstance(event, StepEnded)
     assert strict(event)["metrics"] == {"good": 1.0}
+
+
+def test_text_that_utf_8_lacks_is_read_back_as_it_was():
+    value = {"text": "é \ud800 \\ud800 \x00", "t": 1.5}
+    assert json.loads(encoded(value)) == value
+    assert encoded("é") == '"é"'.encode()

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headway.core.commands import Cancel, GrantSandbox, ReleaseSandbox, Score, StartRollout
-from headway.core.errors import EngineError, EnvironmentFault
+from headway.core.errors import EngineError, EnvironmentFault, SandboxError
 from headway.core.events import (
     RolloutEnded,
     RolloutFailed,
@@ -325,6 +325,10 @@ async def cancels_itself(chat, sandbox):
     raise asyncio.CancelledError
 
 
+async def panics(chat, sandbox):
+    raise BaseExceptionGroup("as Rust libraries do", [KeyboardInterrupt()])
+
+
 async def silent(chat, sandbox):
     return Outcome({})
 
@@ -349,6 +353,7 @@ async def two_at_once(chat, sandbox):
     [
         (raises, "KeyError: 'no such thing' at test_environments_host.py:"),
         (exits, "SystemExit"),
+        (panics, "BaseExceptionGroup"),
         (cancels_itself, "cancel itself"),
         (silent, "say something"),
         (no_outcome, "must return an Outcome"),
@@ -619,6 +624,43 @@ async def test_a_verifier_gets_a_fresh_sandbox_whose_wait_is_no_part_of_the_time
         assert scored.duration_s < 0.6 or scored.duration_s - scored.sandbox_start_s < 5
         assert s.kinds().index("Scored") > s.kinds().index("SandboxReleased")
         assert s.kinds().count("ToolEnded") == 2  # the verifier's are part of the score's time
+
+
+async def test_a_try_that_the_scheduler_gave_up_is_over_when_the_next_one_begins(stage):
+    async def verify(outcome, sandbox):
+        await sandbox.exec(["true"])
+        return Reward(1.0)
+
+    async with stage(score=verify) as s:
+        s.start()
+        ended = await s.until(RolloutEnded)
+        s.grants = False
+        s.host.score(Score("r1", 1, 1, TASK.id, ended.payload), TASK)
+        await s.until(SandboxWanted)
+        s.grants = True
+        s.host.score(Score("r1", 1, 2, TASK.id, ended.payload), TASK)
+        assert (await s.until(Scored)).tries == 2
+        await asyncio.sleep(0)
+        assert [task.get_name() for task in asyncio.all_tasks() if "_score" in repr(task)] == []
+    assert "ScoreFailed" not in s.kinds()
+
+
+async def test_a_rollout_that_ends_while_a_tool_call_waits_for_its_sandbox_lets_go_of_it(stage):
+    forgotten = []
+
+    async def careless(chat, sandbox):
+        forgotten.append(asyncio.create_task(sandbox.exec(["true"])))
+        return await hello(chat, sandbox)
+
+    async with stage(careless) as s:
+        s.grants = False
+        s.start()
+        await s.until(RolloutEnded)
+        wanted = await s.until(SandboxWanted)
+        with pytest.raises(SandboxError, match="released"):
+            await asyncio.wait_for(forgotten[0], 5)
+        s.host.grant(GrantSandbox("r1", 1, wanted.sandbox))
+        await s.until(SandboxReleased)
 
 
 async def test_cancelling_a_score_is_answered(stage):

@@ -2,14 +2,16 @@
 
 import pytest
 
-from headway.core.commands import Cancel, GrantSandbox, StartRollout
+from headway.core.commands import Cancel, GrantSandbox, Score, StartRollout
 from headway.core.events import (
     DeadlinePassed,
     ReplicaJoined,
+    RolloutEnded,
     RolloutFailed,
     RunStarted,
     SandboxReady,
     SandboxWanted,
+    Scored,
     TaskOffered,
     ToolEnded,
     TurnEnded,
@@ -128,3 +130,16 @@ def test_the_next_attempt_counts_from_the_beginning(scheduler):
         _, notes = scheduler.handle(event, 4.0)
         assert notes == []
     assert scheduler.handle(turn(0), 5.0)[1] == [Ignored("TurnEnded", ROLLOUT)]
+
+
+def test_a_rollout_that_ends_as_its_deadline_cancels_it_is_scored(scheduler):
+    spans = (VersionSpan(0, 0, 3),)
+    warning(scheduler, 1.0 + TIMEOUT_S)
+    ended = RolloutEnded(ROLLOUT, 0, "w0.0.bin:0:9", spans, 1, 0, 4, 3, False)
+    commands, notes = scheduler.handle(ended, 1.1 + TIMEOUT_S)
+    assert [command.rollout for command in commands if isinstance(command, Score)] == [ROLLOUT]
+    late = RolloutFailed(ROLLOUT, 0, "scheduler", "cancelled", "nothing of this attempt runs here")
+    _, notes = scheduler.handle(late, 1.2 + TIMEOUT_S)
+    assert [note.event for note in notes if isinstance(note, Ignored)] == ["RolloutFailed"]
+    scheduler.handle(Scored(ROLLOUT, 0, 1, 1.0, (), 0.1, 0.0), 1.3 + TIMEOUT_S)
+    assert (state_of(scheduler).station, state_of(scheduler).reward) == ("scored", 1.0)

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 a fault (with its traceback, and the run directory where t
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import traceback
@@ -45,6 +46,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     _import_from_here()
+    _print_anything()
     try:
         result = cli.main(args=arguments, prog_name="headway", standalone_mode=False)
     except click.ClickException as error:
@@ -62,6 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             click.echo(f"error: {user_error}", err=True)
         return 2
     return result if isinstance(result, int) else 0
+
+
+def _print_anything() -> None:
+    """Let text that the terminal's encoding lacks, a task's or an environment's, appear escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _import_from_here() -> None:

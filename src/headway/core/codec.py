@@ -41,6 +41,11 @@ def dumps(value: Any) -> str:
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
+def encoded(value: Any) -> bytes:
+    """Return `dumps(value)` in UTF-8; a lone surrogate, which that lacks, as JSON's own escape."""
+    return dumps(value).encode("utf-8", "backslashreplace")
+
+
 def finite_only(numbers: Mapping[str, float]) -> dict[str, float]:
     """Return the numbers that `dumps` can write, as floats; the others are left out."""
     return {name: float(value) for name, value in numbers.items() if _is_finite(value)}

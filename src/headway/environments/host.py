@@ -115,8 +115,14 @@ class RolloutHost:
         attempt.work = self._spawn(self._rollout(command, task, attempt))
 
     def score(self, command: Score, task: Task) -> None:
-        """Score a finished rollout; answered by Scored or ScoreFailed."""
-        attempt = self._attempts.setdefault((command.rollout, command.attempt), _Attempt())
+        """Score a finished rollout; answered by Scored or ScoreFailed.
+
+        An earlier try that is still there was given up by the scheduler: it ends and says nothing more.
+        """
+        earlier = self._attempts.get(_of(command))
+        if earlier is not None and earlier.work is not None and not earlier.settled:
+            earlier.work.cancel()
+        attempt = self._attempts[_of(command)] = _Attempt()
         attempt.work = self._spawn(self._score(command, task, attempt))
 
     def cancel(self, command: Cancel) -> None:
@@ -170,7 +176,7 @@ class RolloutHost:
                 ended = self._cancelled(command, f"{attempt.cancelled}; then {words}")
         finally:
             attempt.settled = True
-            if not isinstance(ended, RolloutEnded) or not lease.used:
+            if not isinstance(ended, RolloutEnded) or not lease.held:
                 await self._release(lease)
             self._tell(command, attempt, ended)
             if chat is not None:

@@ -56,9 +56,9 @@ class SandboxLease:
         return self._id
 
     @property
-    def used(self) -> bool:
-        """Whether anything was asked of the scheduler that a release must still give back."""
-        return self._state in ("wanted", "granted")
+    def held(self) -> bool:
+        """Whether it was granted a place that a release must still give back."""
+        return self._state == "granted"
 
     @property
     def waited_s(self) -> float:
@@ -76,7 +76,7 @@ class SandboxLease:
 
     async def release(self) -> None:
         """End the sandbox and give its place back; idempotent."""
-        held = self._state == "granted"
+        held = self.held
         self._state = "released"
         self._decided.set()
         ending: Event = SandboxReleased(self._rollout, self._attempt, self._id)

@@ -55,8 +55,10 @@ _abandoned: set[asyncio.Task[Any]] = set()  # the loop itself holds tasks only w
 
 
 async def _contained(work: Coroutine[Any, Any, T]) -> T:
-    """Keep an exit call in somebody else's code from ending the worker's event loop."""
+    """Keep an exit call or a library's panic in somebody else's code from ending the worker's event loop."""
     try:
         return await work
-    except (SystemExit, KeyboardInterrupt) as error:
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
         raise EnvironmentFault(f"a coroutine must not raise {type(error).__name__}") from error

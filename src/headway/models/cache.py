@@ -47,7 +47,7 @@ def write_manifest(path: Path, source: str) -> None:
 def is_made_from(path: Path, source: str) -> bool:
     """Return whether `path` holds a model whose manifest names this source, whole or not."""
     try:
-        return json.loads((path / MANIFEST).read_text()).get("source") == source
+        return json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("source") == source
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -64,7 +64,7 @@ def check_manifest(path: Path, *, hashes: bool) -> None:
         return
     remedy = f"Delete {path} and fetch the model again"
     try:
-        files: dict[str, dict[str, object]] = json.loads(manifest.read_text())["files"]
+        files: dict[str, dict[str, object]] = json.loads(manifest.read_text(encoding="utf-8"))["files"]
     except (ValueError, KeyError) as error:
         raise ModelError("A model's manifest must be readable", value=str(manifest), remedy=remedy) from error
     for name, facts in files.items():

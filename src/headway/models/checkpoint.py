@@ -74,7 +74,7 @@ def weight_files(path: Path) -> list[Path]:
     index = path / _INDEX
     if index.is_file():
         try:
-            weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         except (ValueError, KeyError) as error:
             rule = f"{_INDEX} must be valid JSON with a weight_map"
             raise ModelError(rule, value=str(index), remedy="Fetch the model again") from error
@@ -141,12 +141,12 @@ def _verify_tokenizer(path: Path, shape: LlamaShape) -> None:
         rule = "A checkpoint must hold tokenizer.json (a fast tokenizer)"
         raise ModelError(rule, value=str(path), remedy=remedy)
     try:
-        tokenizer = json.loads(file.read_text())
+        tokenizer = json.loads(file.read_text(encoding="utf-8"))
         ids = [int(token["id"]) for token in tokenizer.get("added_tokens") or []]
         vocab = tokenizer["model"]["vocab"]
         ids += vocab.values() if isinstance(vocab, dict) else [len(vocab) - 1]
         settings_file = path / "tokenizer_config.json"
-        settings = json.loads(settings_file.read_text()) if settings_file.is_file() else {}
+        settings = json.loads(settings_file.read_text(encoding="utf-8")) if settings_file.is_file() else {}
     except (ValueError, KeyError, TypeError) as error:
         rule = "tokenizer.json and tokenizer_config.json must be readable"
         raise ModelError(rule, value=str(path), remedy=remedy) from error

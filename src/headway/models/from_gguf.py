@@ -193,7 +193,7 @@ def write_tokenizer(metadata: Mapping[str, Any], target: Path) -> None:
             settings[f"{name}_token"] = tokens[int(number)]
     (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     if template := metadata.get("tokenizer.chat_template"):
-        (target / "chat_template.jinja").write_text(template)
+        (target / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:

@@ -84,7 +84,7 @@ def read_config(path: Path) -> dict[str, Any]:
         rule = "A checkpoint directory must hold config.json"
         raise ModelError(rule, value=str(path), remedy="Name a directory that save_pretrained wrote")
     try:
-        config = json.loads(file.read_text())
+        config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(
             "config.json must be valid JSON", value=f"{file}: {error}", remedy="Fetch the model again"

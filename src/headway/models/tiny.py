@@ -103,7 +103,7 @@ def write_tokenizer(path: Path) -> None:
         "pad_token": "<|endoftext|>",
     }
     (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
 def build_tokenizer() -> Tokenizer:

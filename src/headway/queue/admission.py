@@ -69,7 +69,7 @@ def request_group(ctx: Context, purpose: Purpose, index: int) -> None:
 
 def ask_task(ctx: Context, group: GroupState) -> None:
     """Ask for the group's task, again after a resume."""
-    group.stage = "requested"
+    group.stage, group.dormant = "requested", False
     group.request = ctx.state.next_request
     ctx.state.next_request += 1
     ctx.state.requests[group.request] = group.id

@@ -68,7 +68,7 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
         return
     state.failed_groups = 0
     group.rollouts = scored
-    group.stage = "signalling"
+    group.stage, group.dormant = "signalling", False
     ctx.ask(Signal(group.id, tuple((r.id, r.reward) for r in scored)))
     ctx.expect(f"signal:{group.id}", ctx.settings.deadlines.signal_s)
 

@@ -57,6 +57,8 @@ def _back(ctx: Context, group: GroupState) -> None:
         group.stage, group.step = "queued", 0
         for rollout in group.rollouts:
             rollout.station = "queued"
+    else:
+        group.dormant = True
 
 
 def restart(ctx: Context) -> None:
@@ -72,7 +74,7 @@ def restart(ctx: Context) -> None:
         return
     state.restart_due = False
     for group in list(state.groups.values()):
-        if group.purpose == "train" and group.stage in ("requested", "running", "signalling"):
+        if group.dormant:
             ask_task(ctx, group)
 
 

@@ -59,8 +59,10 @@ def ended(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollout
     sandboxes.release_all(ctx, rollout)
     if rollout.pending == "cancelling":
         ctx.met(f"cancel:{rollout.id}")
-        _lose(rollout, "scheduler")
-        return
+        if rollout.owner != "environment":
+            _lose(rollout, "scheduler")
+            return
+        rollout.pending, rollout.owner = "", ""  # its end and the cancel of its deadline crossed: it counts
     score(ctx, group, rollout)
 
 

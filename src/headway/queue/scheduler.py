@@ -217,8 +217,6 @@ class Scheduler:
     def _begin_life(self, ctx: Context) -> None:
         self.state.life_began_s = ctx.now
         ctx.expect("start", self.settings.deadlines.start_s)
-        if self.settings.stop.wall_s:
-            ctx.expect("wall", max(0.0, self.settings.stop.wall_s - self.state.spent_wall_s))
 
     def _maybe_start(self, ctx: Context) -> None:
         state, settings = self.state, self.settings
@@ -233,6 +231,10 @@ class Scheduler:
         state.phase = "running"
         if settings.eval.at_start and state.step == 0 and state.evaluated < 0:
             evaluation.due(ctx)
+        if settings.stop.wall_s:  # from the life's beginning, but a life that starts ends in order
+            left_s = settings.stop.wall_s - state.spent_wall_s - (ctx.now - state.life_began_s)
+            ctx.expect("wall", max(0.0, left_s))
+        stopping.after_step(ctx)
 
     def _after_step(self, ctx: Context) -> None:
         every = self.settings.eval.every_steps

@@ -61,6 +61,7 @@ class GroupState:
     rollouts: list[RolloutState] = field(default_factory=list[RolloutState])
     step: int = 0  # that trained it, for stages training and trained
     carried: bool = False  # settled as carried; a resume revives it
+    dormant: bool = False  # in flight in an earlier life; nothing of it runs in this one yet
 
 
 @dataclass(slots=True)

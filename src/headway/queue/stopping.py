@@ -31,8 +31,8 @@ def stop(ctx: Context, outcome: str, message: str, *, failed: bool) -> None:
     for group in list(state.groups.values()):
         if group.purpose == "eval" and keep_eval:
             continue
-        if group.stage == "requested":
-            # It has rollouts when it was in flight in an earlier life.
+        if group.stage == "requested" or group.dormant:
+            # It has rollouts when it was in flight in an earlier life. Nobody would answer for a dormant one.
             if group.rollouts and outcome in CARRIED and group.purpose == "train":
                 ctx.met(f"task:{group.id}")
             else:
@@ -49,7 +49,7 @@ def stop(ctx: Context, outcome: str, message: str, *, failed: bool) -> None:
 
 
 def after_step(ctx: Context) -> None:
-    """Look at the conditions that a finished step can meet."""
+    """Look at the conditions that a finished step can meet; a resumed run may have met them before."""
     state, conditions = ctx.state, ctx.settings.stop
     if state.phase != "running":
         if state.phase == "stopping" and state.outcome not in CARRIED and ctx.settings.eval.at_end:
@@ -131,4 +131,5 @@ def _waiting(ctx: Context) -> bool:
         or (group.stage == "requested" and not group.rollouts)
         or (group.stage == "running" and any(r.station not in ("scored", "lost") for r in group.rollouts))
         for group in state.groups.values()
+        if not group.dormant
     )

@@ -1,7 +1,8 @@
 """Versions: publish after every step, apply to replicas between decode steps, save checkpoints.
 
 An evaluation holds its version: replicas take up nothing new until it ends. When several versions were
-published meanwhile, only the newest is applied.
+published meanwhile, only the newest is applied. While a replica takes up a version, no more than one newer
+is published, however many steps are taken: the trainer keeps the newest few only.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ def publish(ctx: Context) -> None:
     if state.trainer == "idle" and state.trainer_joined and state.published < state.step:
         if state.phase == "stopping" and state.eval_wanted < 0:
             return  # nobody will read it
+        if any(replica.pending not in (None, state.published) for replica in state.replicas.values()):
+            return  # a replica still reads an older one, which must not be pruned under it
         state.trainer = "publishing"
         ctx.ask(Publish(state.lineage, state.step))
         ctx.expect("publish", ctx.settings.deadlines.publish_s)

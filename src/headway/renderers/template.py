@@ -95,7 +95,7 @@ def find_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:
     """
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
     entry = tokenizer_config.get("chat_template")
     if isinstance(entry, list):  # several templates by name
         named = {item["name"]: item["template"] for item in cast("list[dict[str, str]]", entry)}

@@ -13,9 +13,12 @@ life.json         the process that drives the run, while it does
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import subprocess
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,12 @@ def create(parent: Path, name: str) -> Path:
         for folder in ("payloads", "checkpoints", "weights", "logs"):
             (path / folder).mkdir()
     except FileExistsError as error:
+        if not parent.is_dir():
+            raise RunDirectoryError(
+                f"{parent} is not a directory",
+                remedy="Choose another one with run.dir=DIRECTORY.",
+                key="run.dir",
+            ) from error
         raise RunDirectoryError(
             f"the run directory {path} exists already",
             remedy=f"Continue it with `headway resume {path}`, or choose another name with run.name=NAME.",
@@ -61,6 +70,26 @@ def free_name(parent: Path, name: str) -> str:
     return f"{name}-{number}"
 
 
+@contextlib.contextmanager
+def claimed(path: Path) -> Generator[None]:
+    """Let this process alone write into a run; the kernel takes the claim back when it dies.
+
+    Raises RunDirectoryError when another process has it.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            last_life(path)  # names the process, once it has begun its life
+            raise RunDirectoryError(
+                f"another process is starting the run {path}", remedy="Stop it first."
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
 @dataclass(frozen=True, slots=True)
 class LifeRecord:
     """What one life of a run has outside its directory; read by the next one if this one is killed."""
@@ -78,7 +107,7 @@ def last_life(path: Path) -> LifeRecord | None:
     file = path / LIFE
     if not file.exists():
         return None
-    record = LifeRecord(**json.loads(file.read_text()))
+    record = LifeRecord(**json.loads(file.read_text(encoding="utf-8")))
     if record.pid != os.getpid() and _is_headway(record.pid):
         raise RunDirectoryError(
             f"process {record.pid} is still running the run {path}", remedy="Stop it first."

@@ -150,8 +150,8 @@ class LiveDriver:
         entry = Entry(self._seq, now, event, tuple(commands), tuple(notes))
         self._seq += 1
         if isinstance(event, CheckpointDone):
+            self._journal.sync()  # first: a snapshot must not know of more than the journal
             self._save_snapshot(event.step, entry.seq)
-            self._journal.sync()
         for command in commands:
             self._obey(command)
         self._share_cores(event)

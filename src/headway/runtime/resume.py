@@ -24,6 +24,11 @@ def resume(run_dir: Path) -> int:
     Raises RunDirectoryError when it is not a run or is still running, JournalError when its journal is
     damaged.
     """
+    with directory.claimed(run_dir):
+        return _resume(run_dir)
+
+
+def _resume(run_dir: Path) -> int:
     killed = directory.last_life(run_dir)
     path = run_dir / directory.JOURNAL
     truncate_torn_tail(path)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.core.codec import dumps
+from headway.core.codec import encoded
 from headway.queue.scheduler import Scheduler
 from headway.runtime.job import checkpoint_dir
 
@@ -22,7 +22,7 @@ def write(run_dir: Path, scheduler: Scheduler, step: int, seq: int) -> None:
     directory = checkpoint_dir(run_dir)
     path = directory / f"{_PREFIX}{step:06d}.json"
     temporary = path.with_suffix(".new")
-    temporary.write_text(dumps({"seq": seq, "state": scheduler.snapshot()}))
+    temporary.write_bytes(encoded({"seq": seq, "state": scheduler.snapshot()}))
     temporary.replace(path)
     for other in directory.glob(f"{_PREFIX}*.json"):
         if other != path:
@@ -33,7 +33,7 @@ def rebuild(run_dir: Path, settings: SchedulerSettings, journal: Journal) -> tup
     """Return the scheduler as the journal left it, the next event's number, and the last event's time."""
     scheduler, begin = Scheduler(settings), 0
     for path in sorted(checkpoint_dir(run_dir).glob(f"{_PREFIX}*.json"), reverse=True):
-        saved = json.loads(path.read_text())
+        saved = json.loads(path.read_text(encoding="utf-8"))
         scheduler, begin = Scheduler.restore(settings, saved["state"]), saved["seq"] + 1
         break
     next_seq, last_s = 0, 0.0

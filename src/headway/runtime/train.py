@@ -39,6 +39,11 @@ def train(config: Config, *, config_path: Path) -> int:
     model_dir = model_directory(config)
     config = _from_anywhere(config)
     run_dir = directory.create(parent, name)
+    with directory.claimed(run_dir):
+        return _first_life(config, run_dir, model_dir)
+
+
+def _first_life(config: Config, run_dir: Path, model_dir: Path) -> int:
     say(f"run directory: {run_dir}")
     write_config(config, run_dir / directory.CONFIG)
     settings, facts, lora = scheduler_settings(config), model_facts(model_dir), config.trainer

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from headway.core.clock import stopwatch
-from headway.core.codec import dumps, to_plain
+from headway.core.codec import encoded, to_plain
 from headway.core.errors import HeadwayError, RunDirectoryError
 from headway.telemetry.records import plain
 
@@ -106,7 +106,7 @@ class JournalWriter:
         if self._failed:
             raise HeadwayError(f"the journal {self._path} takes no more records: an earlier write failed")
         start = stopwatch()
-        rest = memoryview((dumps(record) + "\n").encode())
+        rest = memoryview(encoded(record) + b"\n")
         self.num_bytes += len(rest)
         try:
             while rest:

@@ -130,7 +130,9 @@ class TrainedPolicy:
 
     def _load_adapter(self, tensors: dict[str, Tensor], directory: Path) -> None:
         _check_shapes(self.published(), tensors, directory)
-        alpha = json.loads((directory / _ADAPTER / "adapter_config.json").read_text())["lora_alpha"]
+        alpha = json.loads((directory / _ADAPTER / "adapter_config.json").read_text(encoding="utf-8"))[
+            "lora_alpha"
+        ]
         if alpha != self._settings.lora_alpha:
             rule = f"lora_alpha must be {alpha}, as in checkpoint {directory}"
             raise UserError(rule, value=self._settings.lora_alpha, key="trainer.lora_alpha")
