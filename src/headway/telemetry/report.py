@@ -95,10 +95,8 @@ def _learning(summary: Summary, series: Sequence[Mapping[str, Any]]) -> list[Ren
     table = _table("mean of", "first", "last", "change")
     for name in ("reward", "eval"):
         first, last = summary[f"{name}.first"], summary[f"{name}.last"]
-        known = first is not None and last is not None
-        if name == "eval" and summary["rl.eval.num_evaluations"] < 2:
-            known = False  # one evaluation has nothing to be compared with
-        change = f"{last - first:+.3f}" if known else UNKNOWN
+        single = name == "eval" and summary["rl.eval.num_evaluations"] < 2  # nothing to compare it with
+        change = UNKNOWN if first is None or last is None or single else f"{last - first:+.3f}"
         table.add_row(name, number(first, 3), number(last, 3), change)
     parts: list[RenderableType] = [table, Text(_ENDS)]
     curve = sparkline([step["reward"] for step in series])
