@@ -33,6 +33,7 @@ from headway.core.notes import (
     BatchReleased,
     EvalEnded,
     EvalStarted,
+    GroupSettled,
     NoSignal,
     Refilled,
     RolloutSettled,
@@ -288,6 +289,22 @@ def test_a_resumed_life_starts_no_rollout_twice(stop_at_s: int) -> None:
                 assert command.rollout not in going
                 going.add(command.rollout)
     assert_conserved(run.entries)
+
+
+@pytest.mark.parametrize("stop_at_s", range(20, 64, 4))
+def test_groups_in_flight_at_an_interruption_are_whole_after_the_resume(stop_at_s: int) -> None:
+    """Their members were cancelled; a resumed life must start them again, not settle the group without them."""
+    run = SimRun(Scheduler(BASE))
+    driver = SimulatedDriver(run, SimSettings(train_s=10.0), 1)
+    driver.later(float(stop_at_s), StopAsked("SIGINT"))
+    driver.play()
+    before = len(run.entries)
+    finish = SimulatedDriver(run, SimSettings(), 2, lineage=1, start_s=run.entries[-1].t).play()
+    assert finish is not None
+    assert finish.outcome == "steps"
+    settled = [note for note in all_notes(run.entries[before:], GroupSettled) if note.purpose == "train"]
+    assert all(note.num_rollouts == BASE.queue.group_size for note in settled)
+    assert "voided" not in {note.fate for note in settled}
 
 
 def test_steps_that_a_checkpoint_contains_are_not_trained_again() -> None:
