@@ -13,8 +13,14 @@ from headway.core.notes import EvalEnded, EvalStarted
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import SimEntry, SimRun, SimulatedDriver
 from headway.queue.scheduler import Scheduler
-from headway.queue.settings import EvalSettings, QueueSettings, SchedulerSettings, StopSettings
-from tests.simulation.ledger import all_commands, all_notes, assert_conserved
+from headway.queue.settings import (
+    CheckpointSettings,
+    EvalSettings,
+    QueueSettings,
+    SchedulerSettings,
+    StopSettings,
+)
+from tests.simulation.ledger import all_commands, all_notes, assert_conserved, fates
 
 SETTINGS = SchedulerSettings(
     queue=QueueSettings(group_size=4, batch_size=8, bound=1),
@@ -105,3 +111,21 @@ def test_wall_time_that_passes_while_the_first_life_starts_ends_it_in_order() ->
     assert finish.outcome == "wall"
     assert not [entry for entry in run.entries if isinstance(entry.event, (RunResumed, StepEnded))]
     assert [note.number for note in all_notes(run.entries, EvalEnded)] == [0]
+
+
+def test_a_damaged_checkpoint_costs_its_steps_and_no_rollout() -> None:
+    every_two = CheckpointSettings(every_steps=2)
+    settings = replace(SETTINGS, stop=StopSettings(steps=6), checkpoint=every_two)
+    run, resumed = killed(lambda e: isinstance(e.event, StepEnded) and e.event.step == 5, settings)
+    assert run.checkpoints == [2, 4]
+    lost = {row for step, rows in run.trained.items() if step > 2 for row in rows}
+    run.checkpoints.pop()
+    finish = resumed.play()
+    assert finish is not None
+    assert finish.outcome == "steps"
+    again = {row for step, rows in run.trained.items() if step > 2 for row in rows}
+    assert lost & again
+    ends = fates(run.entries)
+    surviving = sorted(row for rows in run.trained.values() for row in rows)
+    assert surviving == sorted(row for row, fate in ends.items() if fate == "trained")
+    assert_conserved(run.entries)

@@ -301,3 +301,9 @@ def test_header_gives_names_and_shapes(whole):
     assert header["model.embed_tokens.weight"]["shape"] == [259, 96]
     assert "lm_head.weight" not in header
     assert checkpoint.read_shape(whole).tied
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(ModelError, match=r"cache must be writable.*HEADWAY_CACHE"):
+        install(tmp_path / "cache" / "models" / "tiny", "test", lambda path: None)

@@ -84,8 +84,13 @@ def install(target: Path, source: str, build: Callable[[Path], None]) -> Path:
 
     Two processes may do so at the same time: each builds its own copy and one of them stays.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        rule = f"The model cache must be writable; {error.strerror}"
+        remedy = "Set HEADWAY_CACHE to a folder that you may write to"
+        raise ModelError(rule, value=str(target.parent), remedy=remedy) from error
     try:
         build(staging)
         write_manifest(staging, source)

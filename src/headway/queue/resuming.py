@@ -24,7 +24,7 @@ def resumed(ctx: Context, event: RunResumed) -> None:
     while len(state.forks) < event.lineage:
         state.forks.append(event.step)
     state.lineage, state.step = event.lineage, event.step
-    state.saved_step = event.step if event.step else -1
+    state.saved_step, state.saved_before = (event.step if event.step else -1), -1
     state.published, state.manifest = (-1 if event.step else 0), ""
     state.phase, state.outcome, state.message, state.failed = "starting", "", "", False
     state.spent_wall_s, state.life_began_s = event.spent_wall_s, ctx.now

@@ -117,6 +117,7 @@ class State:
     published: int = 0  # newest version that replicas can read, -1 for none
     manifest: str = ""
     saved_step: int = -1  # newest checkpoint
+    saved_before: int = -1  # the one before it
 
     restart_due: bool = (
         False  # groups of an earlier life wait for the replicas to hold the checkpoint's weights

@@ -86,14 +86,17 @@ def save(ctx: Context) -> None:
 
 
 def saved(ctx: Context, event: CheckpointDone) -> None:
-    """The checkpoint contains every step so far: what it trained needs no keeping."""
+    """The checkpoint contains every step so far: what the one before it contained needs no keeping.
+
+    What only the newest contains is kept: should that be damaged, a resume goes on from the one before.
+    """
     state = ctx.state
     if state.trainer != "saving" or event.step != state.step:
         ctx.note(Ignored("CheckpointDone", str(event.step)))
         return
     ctx.met("checkpoint")
     state.trainer = "idle"
-    state.saved_step = event.step
+    state.saved_before, state.saved_step = state.saved_step, event.step
     for group in list(state.groups.values()):
-        if group.stage == "trained" and group.step <= event.step:
+        if group.stage == "trained" and group.step <= state.saved_before:
             ctx.drop_group(group)

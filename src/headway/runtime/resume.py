@@ -51,6 +51,9 @@ def _resume(run_dir: Path) -> int:
     checkpoint = latest_checkpoint(checkpoint_dir(run_dir))
     step = int(read_checkpoint(checkpoint)["step"]) if checkpoint is not None else 0
     lineage = scheduler.state.lineage + 1
+    if step < scheduler.state.saved_step:
+        lost = f"the checkpoint of step {scheduler.state.saved_step}"
+        say(f"warning: {lost} is damaged or gone; going on from step {step}")
     metrics = RunMetrics.of(journal)
     say(f"run directory: {run_dir}")
     return live(

@@ -7,10 +7,12 @@ caller hands it whole batches. One batch is one optimizer step; micro-batches on
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from safetensors import SafetensorError
 
 from headway.algorithms.losses import LOSSES
 from headway.algorithms.losses.apply import apply_loss
@@ -202,15 +204,21 @@ class LocalTrainer:
             rule = f"a checkpoint's step must be the {self._steps} optimizer steps applied"
             raise HeadwayError(rule, value=step)
         facts = {"kind": "full" if self._settings.full else "lora"}
-        with checkpoints.writing(self._checkpoint_dir, step, facts) as staging:
-            self._policy.save(staging)
-            state = {
-                "steps": self._steps,
-                "num_nonfinite": self._num_nonfinite,
-                "optimizer": self._optimizer.state_dict(),
-                "rng": torch.get_rng_state(),
-            }
-            torch.save(state, staging / _STATE)
+        try:
+            with checkpoints.writing(self._checkpoint_dir, step, facts) as staging:
+                self._policy.save(staging)
+                state = {
+                    "steps": self._steps,
+                    "num_nonfinite": self._num_nonfinite,
+                    "optimizer": self._optimizer.state_dict(),
+                    "rng": torch.get_rng_state(),
+                }
+                torch.save(state, staging / _STATE)
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch does not say that a disk is full
+            free = shutil.disk_usage(self._checkpoint_dir).free
+            rule = f"the checkpoint of step {step} must be written to {self._checkpoint_dir}"
+            remedy = f"{free >> 20} MiB are free there. Mend that, then go on with `headway resume`"
+            raise HeadwayError(rule, value=str(error).split("\n")[0], remedy=remedy) from error
         checkpoints.retain(self._checkpoint_dir, step, self._keep_checkpoints)
         return str(checkpoints.checkpoint_path(self._checkpoint_dir, step))
 
