@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 from array import array
 from statistics import median
 from typing import NamedTuple
 
 import torch
+from keep import keep
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from headway.core.clock import process_cpu_s, stopwatch
@@ -200,7 +200,7 @@ async def main() -> None:
     for kv in ("keep", "recompute"):
         result[f"swap_pause_s.{kv}"] = round(await swap_pause(engine, options.concurrent, kv), 4)
     await engine.close()
-    print(json.dumps(result))
+    keep("decode", result)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from keep import keep
+
 from headway.core.clock import stopwatch
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import simulate
@@ -109,7 +111,7 @@ def main() -> None:
     result |= runs(options.config, options.steps, options.rounds)
     for key, value in result.items():
         print(f"{key:<40} {value:.4g}")
-    print(json.dumps(result))
+    keep("loop", dict(result))
 
 
 if __name__ == "__main__":

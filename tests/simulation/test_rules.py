@@ -15,6 +15,7 @@ from headway.core.events import (
     Event,
     ReplicaJoined,
     RolloutEnded,
+    RolloutFailed,
     RunStarted,
     SandboxReady,
     SandboxReleased,
@@ -32,6 +33,7 @@ from headway.core.notes import (
     BatchReleased,
     EvalEnded,
     EvalStarted,
+    GroupSettled,
     NoSignal,
     Refilled,
     RolloutSettled,
@@ -266,6 +268,43 @@ def test_groups_in_flight_at_a_kill_start_again_from_the_checkpoints_weights() -
     versions = {span.number for event in later for span in event.spans if event.rollout.startswith("t")}
     assert min(versions) >= saved
     assert_conserved(run.entries)
+
+
+@pytest.mark.parametrize("stop_at_s", range(20, 64, 4))
+def test_a_resumed_life_starts_no_rollout_twice(stop_at_s: int) -> None:
+    """Also when a step is trained from the old queue before the replica has the checkpoint's weights."""
+    run = SimRun(Scheduler(BASE))
+    driver = SimulatedDriver(run, SimSettings(train_s=10.0), 1)
+    driver.later(float(stop_at_s), StopAsked("SIGINT"))
+    driver.play()
+    before = len(run.entries)
+    late = SimSettings(train_s=0.1, publish_s=0.1, apply_s=1.0)
+    SimulatedDriver(run, late, 2, lineage=1, start_s=run.entries[-1].t).play()
+    going: set[str] = set()
+    for entry in run.entries[before:]:
+        if isinstance(entry.event, (RolloutEnded, RolloutFailed)):
+            going.discard(entry.event.rollout)
+        for command in entry.commands:
+            if isinstance(command, StartRollout):
+                assert command.rollout not in going
+                going.add(command.rollout)
+    assert_conserved(run.entries)
+
+
+@pytest.mark.parametrize("stop_at_s", range(20, 64, 4))
+def test_groups_in_flight_at_an_interruption_are_whole_after_the_resume(stop_at_s: int) -> None:
+    """Their members were cancelled; a resumed life starts them again and settles no group without them."""
+    run = SimRun(Scheduler(BASE))
+    driver = SimulatedDriver(run, SimSettings(train_s=10.0), 1)
+    driver.later(float(stop_at_s), StopAsked("SIGINT"))
+    driver.play()
+    before = len(run.entries)
+    finish = SimulatedDriver(run, SimSettings(), 2, lineage=1, start_s=run.entries[-1].t).play()
+    assert finish is not None
+    assert finish.outcome == "steps"
+    settled = [note for note in all_notes(run.entries[before:], GroupSettled) if note.purpose == "train"]
+    assert all(note.num_rollouts == BASE.queue.group_size for note in settled)
+    assert "voided" not in {note.fate for note in settled}
 
 
 def test_steps_that_a_checkpoint_contains_are_not_trained_again() -> None:

@@ -199,6 +199,11 @@ def test_a_file_and_an_import_path_are_environments(tmp_path, monkeypatch):
         ),
         ("odd.py", MINE.replace("size: int", "size: bytes"), "types that TOML has, not <class 'bytes'>"),
         ("named.py:Other", MINE, "no class Other"),
+        (
+            "fewer.py",
+            MINE.replace("task, outcome, sandbox", "task, outcome"),
+            r"score cannot be called .* Write it as: async def score\(self, task, outcome, sandbox\)",
+        ),
     ],
 )
 def test_a_broken_file_says_what_is_wrong(tmp_path, name, text, words):

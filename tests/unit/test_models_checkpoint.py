@@ -2,13 +2,15 @@ import json
 import os
 
 import pytest
+import torch
 
 from headway.core.errors import ModelError
+from headway.generator.shape import decoder_shape
 from headway.models import checkpoint
 from headway.models.cache import MANIFEST, check_manifest, install, model_dir
 from headway.models.checkpoint import read_header, resolve, verify, weight_files
 from headway.models.fetch import fetch
-from headway.models.load import load_causal_lm, model_facts
+from headway.models.load import load_causal_lm, load_state, model_facts
 from headway.models.tiny import TinyRecipe, make_tiny, tiny_source
 
 
@@ -165,6 +167,15 @@ def test_facts_agree_with_the_loaded_model(whole):
     assert not model.training
     assert model.dtype.itemsize == 8
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_the_state_read_without_transformers_is_the_models_own(whole):
+    config, state = load_state(whole)
+    model = load_causal_lm(whole)
+    wanted = dict(model.named_parameters())
+    assert state.keys() == wanted.keys()
+    assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+    assert decoder_shape(config) == decoder_shape(model.config)
 
 
 def test_an_unknown_dtype_is_refused(whole):

@@ -35,7 +35,12 @@ class LazyGroup(click.Group):
         if cmd_name not in self.lazy_commands:
             return None
         module = importlib.import_module(f"headway.cli.{self.lazy_commands[cmd_name][0]}")
-        return module.command
+        command: click.Command = module.command
+        if (
+            command.help is not None
+        ):  # a raw docstring spells click's mark for text that is not to be rewrapped
+            command.help = command.help.replace("\\b\n", "\b\n")
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -188,6 +188,11 @@ def _convert_table(value: Any, hint: Any, rule: Rule) -> dict[str, Any]:
 
 
 def _unquote(value: Any) -> str:
+    """Return the remedy for a number in quotes; other text has none."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return ""
     return "Write it without quotes" if isinstance(value, str) else ""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from inspect import get_annotations, isclass
+from inspect import get_annotations, getattr_static, isclass, isfunction, signature
 from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.check import describe_type
@@ -95,6 +95,7 @@ def _load(name: str) -> type[Any]:
         ) from error
     _need(name, [part for part in _PARTS if not _declares(cls, part)])
     _check_settings_type(name, cls.settings_type)
+    _check_methods(name, cls)
     return cls
 
 
@@ -117,6 +118,21 @@ def _need(name: str, missing: list[str]) -> None:
             key="environment.name",
             remedy=f"Add to the class: {'; '.join(_PARTS[part] for part in missing)} (docs/hooks.md)",
         )
+
+
+def _check_methods(name: str, cls: type[Any]) -> None:
+    """Raise EnvironmentSetupError when a method does not take what the host gives it, by position."""
+    for part, form in _PARTS.items():
+        method = getattr_static(cls, part, None)
+        if "def " not in form or not isfunction(method):
+            continue
+        parameters = form[form.index("(") + 1 : form.index(")")].split(", ")
+        try:
+            signature(method).bind(*parameters)
+        except TypeError as error:
+            rule = f"the environment's {part} cannot be called as it should be: {error}"
+            remedy = f"Write it as: {form} (docs/hooks.md)"
+            raise EnvironmentSetupError(rule, value=name, key="environment.name", remedy=remedy) from error
 
 
 def _check_settings_type(name: str, settings: type[Any]) -> None:

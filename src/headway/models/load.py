@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal
 
 from headway.core.errors import ModelError
 from headway.core.facts import ModelFacts
-from headway.models.checkpoint import verify
-from headway.models.llama import read_shape
+from headway.models.checkpoint import verify, weight_files
+from headway.models.llama import read_config, read_shape
 from headway.models.progress import no_progress_bars
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import LlamaForCausalLM
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
@@ -58,3 +60,32 @@ def model_facts(path: Path) -> ModelFacts:
         vocab=shape.vocab,
         max_context_tokens=shape.max_context_tokens,
     )
+
+
+def load_state(path: Path) -> tuple[SimpleNamespace, dict[str, Tensor]]:
+    """Load a checkpoint's configuration and tensors without transformers, which takes seconds to import.
+
+    Returns:
+        The fields of config.json, with the defaults that transformers' LlamaConfig has, and the tensors by
+        name, float32. A tied output layer is left out.
+
+    Raises:
+        ModelError: the checkpoint is incomplete or of an unsupported family.
+    """
+    verify(path)
+
+    from safetensors.torch import load_file
+
+    shape = read_shape(path)
+    defaults = {
+        "num_key_value_heads": shape.num_kv_heads,
+        "max_position_embeddings": shape.max_context_tokens,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    }
+    state: dict[str, Tensor] = {}
+    for file in weight_files(path):
+        state |= {name: tensor.float() for name, tensor in load_file(file).items()}
+    if shape.tied:
+        state.pop("lm_head.weight", None)
+    return SimpleNamespace(**{**defaults, **read_config(path)}), state

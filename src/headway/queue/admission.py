@@ -30,7 +30,7 @@ def ghosts(ctx: Context) -> int:
 def admit(ctx: Context) -> None:
     """Ask for tasks while a new group would train within the depth."""
     state, queue = ctx.state, ctx.settings.queue
-    if state.phase != "running" or state.exhausted or not state.replicas:
+    if state.phase != "running" or state.restart_due or state.exhausted or not state.replicas:
         return
     ahead = ghosts(ctx)
     running = 0

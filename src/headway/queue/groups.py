@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
 
 def settle_complete(ctx: Context) -> None:
-    """Settle every running group whose members are all scored or lost."""
-    kept = ctx.state.phase == "stopping" and ctx.state.outcome in CARRIED
+    """Settle every running group whose members are all scored or lost.
+
+    A carried group whose members were cancelled is not complete: they start again after the resume.
+    """
+    state = ctx.state
+    kept = state.restart_due or (state.phase == "stopping" and state.outcome in CARRIED)
     for group in list(ctx.state.groups.values()):
         if kept and group.purpose == "train":
             continue

@@ -62,11 +62,15 @@ def _back(ctx: Context, group: GroupState) -> None:
 
 
 def restart(ctx: Context) -> None:
-    """Once every replica holds the checkpoint's weights, ask again for the tasks of groups in flight."""
+    """Once every replica holds the checkpoint's weights or newer, ask again for tasks of groups in flight.
+
+    Nothing new is admitted before, so that every group there is from an earlier life.
+    """
     state = ctx.state
     if not state.restart_due or state.phase != "running":
         return
-    if any((r.lineage, r.number) != (state.lineage, state.step) for r in state.replicas.values()):
+    fork = state.forks[state.lineage - 1]
+    if any(r.lineage != state.lineage or r.number < fork for r in state.replicas.values()):
         return
     state.restart_due = False
     for group in list(state.groups.values()):

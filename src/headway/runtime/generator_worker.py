@@ -47,18 +47,18 @@ async def serve(job: Job, link: Link) -> None:
 def build_engine(model_dir: Path, config: Config, replica: str, lineage: int) -> EmbeddedEngine:
     """Load a checkpoint into an engine whose version 0 it is."""
     from headway.generator.engine import EmbeddedEngine
-    from headway.models.load import load_causal_lm
+    from headway.models.load import load_state
     from headway.renderers.chat import Renderer
     from headway.weights.read import WeightReader
 
-    model = load_causal_lm(model_dir)
+    shape, state = load_state(model_dir)
     return EmbeddedEngine(
-        model,
-        model.config,
+        state,
+        shape,
         config.generator,
         replica=replica,
         decode_text=Renderer(model_dir).decode,
-        read_weights=WeightReader(model.state_dict()).read,
+        read_weights=WeightReader(state).read,
         lineage=lineage,
         number=0,
     )

@@ -36,7 +36,7 @@ _MEANING = {
     "stopped": " (in flight at the end)",
     "unused": " (left over at the end)",
 }
-_ENDS = "(reward: the first and the last tenth of the steps; eval: the first and the last evaluation)"
+_ENDS = "(reward: train rollouts of the first and the last tenth of the steps; eval: held-out tasks)"
 
 
 def report_json(summary: Summary) -> str:
@@ -95,7 +95,8 @@ def _learning(summary: Summary, series: Sequence[Mapping[str, Any]]) -> list[Ren
     table = _table("mean of", "first", "last", "change")
     for name in ("reward", "eval"):
         first, last = summary[f"{name}.first"], summary[f"{name}.last"]
-        change = UNKNOWN if first is None or last is None else f"{last - first:+.3f}"
+        single = name == "eval" and summary["rl.eval.num_evaluations"] < 2  # nothing to compare it with
+        change = UNKNOWN if first is None or last is None or single else f"{last - first:+.3f}"
         table.add_row(name, number(first, 3), number(last, 3), change)
     parts: list[RenderableType] = [table, Text(_ENDS)]
     curve = sparkline([step["reward"] for step in series])
@@ -129,12 +130,12 @@ def _rates(summary: Summary) -> list[RenderableType]:
         return [Text("no training yet")]
     accepted = number(summary["rl.production.effective_samples_per_s"], 2)
     lines = [
-        f"The trainer waits {percent(wait)} of the time: production {number(made, 2)}/s "
-        f"({accepted}/s accepted) against {number(used, 2)}/s.",
-        f"It computes {percent(summary['rl.trainer.compute_fraction'])} and publishes "
-        f"{percent(summary['rl.trainer.publish_fraction'])} of the time; checkpoints, counted as waiting, "
-        f"take {percent(summary['rl.trainer.checkpoint_fraction'])}.",
-        f"{number(summary['rl.consumption.wall_samples_per_s'], 2)} rollouts a second were trained.",
+        f"The trainer waits {percent(wait)} of the time (saves checkpoints: "
+        f"{percent(summary['rl.trainer.checkpoint_fraction'])}), computes "
+        f"{percent(summary['rl.trainer.compute_fraction'])} and publishes "
+        f"{percent(summary['rl.trainer.publish_fraction'])}.",
+        f"Rollouts a second: {number(made, 2)} made ({accepted} accepted), {number(used, 2)} used while it "
+        f"computes, {number(summary['rl.consumption.wall_samples_per_s'], 2)} used in all.",
     ]
     every, signal = summary["rl.queue.depth.all"], summary["rl.queue.depth.signal"]
     lines.append(

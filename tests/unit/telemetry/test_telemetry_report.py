@@ -86,7 +86,8 @@ def test_a_number_that_is_not_finite_becomes_null():
 def test_the_text_report_says_what_people_ask(whole_journal):
     metrics = RunMetrics.of(whole_journal)
     text = report_text(metrics.summary(), metrics.series())
-    assert "The trainer waits 54% of the time: production 0.25/s (0.17/s accepted) against 0.40/s." in text
+    assert "The trainer waits 54% of the time (saves checkpoints: " in text
+    assert "Rollouts a second: 0.25 made (0.17 accepted), 0.40 used while it computes, " in text
     assert "steps: 2 steps are done" in text
     assert "2 steps, 6 finished train rollouts, 40.0s, async" in text
     assert "driver 2.5% of wall time in CPU seconds, within the target of 3%" in text
@@ -96,6 +97,13 @@ def test_the_text_report_says_what_people_ask(whole_journal):
         assert title in text
     assert max(map(len, text.splitlines())) <= 100
     assert "\x1b" not in text
+
+
+def test_one_evaluation_shows_no_change(kit):
+    script = kit.Script()
+    script.event(1.0, e.DeadlinePassed(), n.EvalEnded(0, 0, 1, 0, 0.25))
+    lines = report_text(script.metrics().summary(), []).splitlines()
+    assert ["eval", "0.250", "0.250", "-"] in [line.split() for line in lines]
 
 
 def test_markup_in_a_users_text_is_shown_as_it_is(kit):
