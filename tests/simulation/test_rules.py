@@ -275,7 +275,7 @@ def test_a_resumed_life_starts_no_rollout_twice(stop_at_s: int) -> None:
 
 @pytest.mark.parametrize("stop_at_s", range(20, 64, 4))
 def test_groups_in_flight_at_an_interruption_are_whole_after_the_resume(stop_at_s: int) -> None:
-    """Their members were cancelled; a resumed life must start them again, not settle the group without them."""
+    """Their members were cancelled; the next life must start them again, not take them for lost."""
     run = SimRun(Scheduler(BASE))
     driver = SimulatedDriver(run, SimSettings(train_s=10.0), 1)
     driver.later(float(stop_at_s), StopAsked("SIGINT"))
