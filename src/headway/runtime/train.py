@@ -109,8 +109,11 @@ def _say_aside(line: str) -> None:
 
 
 def say(line: str) -> None:
-    """Print one line at once."""
-    print(line, flush=True)
+    """Print one line at once; where nobody reads any more (`| head`), the run goes on without lines."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_id(run_dir: Path) -> str:
