@@ -46,12 +46,13 @@ class Reverse:
 
     def task(self, split: str, index: int, level: int | None) -> Task:
         """Return the task at a position: the same one in every process and after every restart."""
-        # Train numbers begin with an even digit and held-out ones with an odd one, so none is in both. The
-        # held-out tasks do not depend on the seed: runs with different seeds are measured on the same ones.
+        # Numbers whose digits sum to a multiple of four are held out, so none is in both splits. The held-out
+        # tasks do not depend on the seed: runs with different seeds are measured on the same ones.
         held_out = split == "eval"
         rng = random.Random(f"{self.name}/eval/{index}" if held_out else f"{self.name}/{self._seed}/{index}")
-        first = rng.choice("13579" if held_out else "2468")
-        number = first + "".join(rng.choices("0123456789", k=self._settings.digits - 1))
+        number = ""
+        while not number or (sum(map(int, number)) % 4 == 0) != held_out:
+            number = "".join(rng.choices("123456789", k=self._settings.digits))
         return Task(f"{split}/{index}", split, self._settings.digits, {"number": number})
 
     def prompt(self, task: Task) -> Sequence[Message]:
