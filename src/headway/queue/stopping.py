@@ -74,10 +74,11 @@ def failing(ctx: Context) -> None:
     """End a run whose groups keep failing."""
     state = ctx.state
     if state.phase == "running" and state.failed_groups >= ctx.settings.queue.max_failed_groups:
+        last = f"; the last: {state.last_failure}" if state.last_failure else ""
         stop(
             ctx,
             "failed",
-            f"{state.failed_groups} groups in a row left no usable rollouts; the last: {state.last_failure}",
+            f"{state.failed_groups} groups in a row left no usable rollouts{last}",
             failed=True,
         )
 

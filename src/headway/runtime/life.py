@@ -160,7 +160,9 @@ class _Life:
             if self._stops_asked > 1 and main is not None:
                 main.cancel()
                 return
-            self._prepared.say(f"{name}: finishing the step, then saving; once more ends at once")
+            ending = self._prepared.scheduler.state.phase == "stopping"
+            what = "the run is ending already" if ending else "finishing the step, then saving"
+            self._prepared.say(f"{name}: {what}; once more ends at once")
             driver.inbox.put_nowait(StopAsked(name))
 
         for number in (signal.SIGINT, signal.SIGTERM):
