@@ -392,10 +392,10 @@ def test_an_event_of_an_unknown_request_changes_nothing() -> None:
 
 def test_a_setting_changes_during_the_run_and_survives_a_snapshot() -> None:
     scheduler = started()
-    scheduler.handle(SettingChanged("max_running_rollouts", 8), 2.0)
+    scheduler.handle(SettingChanged("queue.max_running_rollouts", 8), 2.0)
     assert scheduler.settings.queue.max_running_rollouts == 8
     assert Scheduler.restore(BASE, scheduler.snapshot()).settings.queue.max_running_rollouts == 8
-    _, notes = scheduler.handle(SettingChanged("batch_size", 6), 3.0)
+    _, notes = scheduler.handle(SettingChanged("queue.batch_size", 6), 3.0)
     assert isinstance(notes[0], Warned)
     assert "multiple of group_size" in notes[0].text
     assert scheduler.settings.queue.batch_size == 16

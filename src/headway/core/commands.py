@@ -17,6 +17,7 @@ class RequestTask:
     """Ask the task source for one task; answered by TaskOffered or TasksExhausted."""
 
     request: int
+    source: str  # name of the task source; "" where the run has only one
     split: str  # "train" or "eval"
     index: int  # position in the split's own order
     level: int | None  # difficulty wanted, None for the source's own mix
@@ -35,6 +36,7 @@ class StartRollout:
     seed: int
     temperature: float
     replica: str  # affinity: all rollouts of a group go to one replica
+    partial: str = ""  # payload of a parked rollout of an earlier life that this attempt goes on from
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class ReleaseSandbox:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Stop decoding this rollout and free its engine memory; answered by RolloutParked."""
+    """Stop decoding this rollout and free its engine memory; answered by RolloutParked or by its end."""
 
     rollout: str
     attempt: int
@@ -65,10 +67,11 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Let a parked rollout go on."""
+    """Let a parked rollout go on; answered by RolloutResumed."""
 
     rollout: str
     attempt: int
+    replica: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,8 @@ class Row(NamedTuple):
     group: str
     payload: str
     advantage: float
+    weight: float = 1.0  # of its tokens in the loss, below 1 where staleness weighs it down
+    masked: tuple[tuple[int, int], ...] = ()  # versions (lineage, number) whose tokens are not trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,7 @@ class Train:
     batch: int
     step: int  # optimizer steps applied when it is done
     rows: tuple[Row, ...]
+    lr_scale: float = 1.0  # what the learning rate is multiplied by, below 1 after a guard's rollback
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +151,22 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Load the checkpoint of `step` into the trainer."""
+    """Load the checkpoint of `step` into the trainer; answered by RolledBack.
+
+    Step 0 is the run's beginning: the first weights and a fresh optimizer.
+    """
 
     step: int
-    lineage: int
+    lineage: int  # the new one
+
+
+@dataclass(frozen=True, slots=True)
+class RestartWorker:
+    """Start a worker that died anew; answered by ReplicaJoined or WorkerJoined."""
+
+    role: Literal["generator", "trainer"]
+    worker: str
+    epoch: int  # that a generator joins with
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +200,7 @@ Command = (
     | ApplyVersion
     | Checkpoint
     | Rollback
+    | RestartWorker
     | WakeAt
     | Finish
 )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from headway.core.codec import from_plain
 from headway.core.records import FinishReason, VersionSpan
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Owner = Literal["infrastructure", "environment", "reward", "scheduler"]
 
@@ -167,11 +167,40 @@ class ToolEnded:
 
 @dataclass(frozen=True, slots=True)
 class RolloutParked:
-    """A rollout waits, its engine memory freed; answers Park."""
+    """A rollout holds no engine memory and asks for no tokens until Resume.
+
+    Answers Park; with another cause than "asked" nobody asked, for the engine took its request away. Its
+    coroutine and its sandbox go on living; a tool call in progress runs to its end.
+    """
 
     rollout: str
     attempt: int
-    num_tokens: int  # sampled so far
+    spans: tuple[VersionSpan, ...]  # of all tokens sampled so far, those of the unfinished answer included
+    payload: str  # what a later life can go on from, "" where the environment restarts
+    cause: Literal["asked", "engine_lost"] = "asked"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutResumed:
+    """A parked rollout goes on; answers Resume."""
+
+    rollout: str
+    attempt: int
+    replica: str  # that it asks from now on
+    num_recomputed_tokens: int  # context whose KV was given up when it was parked and is computed anew
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictGiven:
+    """Somebody who watches a rollout says something of it; the pruning rule decides what follows."""
+
+    rollout: str
+    attempt: int
+    source: Literal["environment", "user", "value", "repetition", "length"]
+    value: (
+        float  # environment, user: below 0 asks for pruning; value: predicted reward; else what was measured
+    )
+    reason: str  # one line
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +260,8 @@ class GroupSignal:
 
     group: str
     advantages: tuple[tuple[str, float], ...]  # (rollout, advantage)
+    keep: bool = True  # False when the user's verdict drops the group
+    reason: str = ""  # of that verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +299,14 @@ class VersionApplied:
 
 
 @dataclass(frozen=True, slots=True)
+class RolledBack:
+    """The trainer holds the weights and the optimizer state of a checkpoint again; answers Rollback."""
+
+    lineage: int  # the new lineage
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointDone:
     """A checkpoint is complete on disk."""
 
@@ -283,9 +322,9 @@ class EvalDue:
 
 @dataclass(frozen=True, slots=True)
 class SettingChanged:
-    """A setting of the queue changes during the run."""
+    """A setting changes during the run, or between two lives of it."""
 
-    key: str  # relative to the queue's settings
+    key: str  # the full config key, such as queue.bound; those of other rooms are only recorded
     value: Any  # a JSON scalar
 
 
@@ -327,6 +366,8 @@ Event = (
     | TurnEnded
     | ToolEnded
     | RolloutParked
+    | RolloutResumed
+    | VerdictGiven
     | RolloutEnded
     | RolloutFailed
     | Scored
@@ -335,6 +376,7 @@ Event = (
     | StepEnded
     | VersionPublished
     | VersionApplied
+    | RolledBack
     | CheckpointDone
     | EvalDue
     | SettingChanged

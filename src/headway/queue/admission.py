@@ -73,7 +73,7 @@ def ask_task(ctx: Context, group: GroupState) -> None:
     group.request = ctx.state.next_request
     ctx.state.next_request += 1
     ctx.state.requests[group.request] = group.id
-    ctx.ask(RequestTask(group.request, group.purpose, group.index, None))
+    ctx.ask(RequestTask(group.request, "", group.purpose, group.index, None))
     ctx.expect(f"task:{group.id}", ctx.settings.deadlines.task_s)
 
 

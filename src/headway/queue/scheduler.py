@@ -25,9 +25,11 @@ from headway.core.events import (
     ReplicaChanged,
     ReplicaJoined,
     ReplicaLost,
+    RolledBack,
     RolloutEnded,
     RolloutFailed,
     RolloutParked,
+    RolloutResumed,
     RunResumed,
     RunStarted,
     SandboxLost,
@@ -43,6 +45,7 @@ from headway.core.events import (
     TasksExhausted,
     ToolEnded,
     TurnEnded,
+    VerdictGiven,
     VersionApplied,
     VersionPublished,
     WorkerJoined,
@@ -68,7 +71,19 @@ if TYPE_CHECKING:
     from headway.core.commands import Command
     from headway.queue.settings import SchedulerSettings
 
-RolloutEvent = TurnEnded | ToolEnded | RolloutParked | RolloutEnded | RolloutFailed | Scored | ScoreFailed
+SECTIONS = ("queue", "eval", "stop", "checkpoint", "deadlines")  # whose settings may change during a run
+
+RolloutEvent = (
+    TurnEnded
+    | ToolEnded
+    | RolloutParked
+    | RolloutResumed
+    | VerdictGiven
+    | RolloutEnded
+    | RolloutFailed
+    | Scored
+    | ScoreFailed
+)
 
 
 class Scheduler:
@@ -103,8 +118,14 @@ class Scheduler:
         return scheduler
 
     def _refresh_settings(self) -> None:
-        queue = dataclasses.replace(self._base.queue, **self.state.overrides)
-        self.settings = dataclasses.replace(self._base, queue=queue)
+        changed: dict[str, dict[str, Any]] = {}
+        for key, value in self.state.overrides.items():
+            section, _, name = key.partition(".")
+            changed.setdefault(section, {})[name] = value
+        sections = {
+            name: dataclasses.replace(getattr(self._base, name), **values) for name, values in changed.items()
+        }
+        self.settings = dataclasses.replace(self._base, **sections)
 
     def _run_rules(self, ctx: Context) -> None:
         """Every rule, in the one order that matters: what frees a place runs before what fills it."""
@@ -127,6 +148,8 @@ class Scheduler:
                 TurnEnded()
                 | ToolEnded()
                 | RolloutParked()
+                | RolloutResumed()
+                | VerdictGiven()
                 | RolloutEnded()
                 | RolloutFailed()
                 | Scored()
@@ -169,6 +192,8 @@ class Scheduler:
                 versions.applied(ctx, event)
             case CheckpointDone():
                 versions.saved(ctx, event)
+            case RolledBack():
+                ctx.note(Ignored("RolledBack", str(event.step)))
             case _:
                 self._take_run(ctx, event)
 
@@ -286,14 +311,18 @@ class Scheduler:
             self.state.exhausted = True
 
     def _change_setting(self, ctx: Context, event: SettingChanged) -> None:
-        fields = {field.name for field in dataclasses.fields(self.settings.queue)}
-        if event.key not in fields:
-            ctx.warn("setting", f"queue has no setting {event.key!r}; nothing changed")
+        section, _, name = event.key.partition(".")
+        if section not in SECTIONS:
+            return  # another room's: the journal records it
+        fields = {field.name for field in dataclasses.fields(getattr(self.settings, section))}
+        if name not in fields:
+            ctx.warn("setting", f"{section} has no setting {name!r}; nothing changed")
             return
         before = self.state.overrides.get(event.key)
         self.state.overrides[event.key] = event.value
         self._refresh_settings()
-        problem = next(iter(self.settings.queue.problems()), None)
+        changed = getattr(self.settings, section)
+        problem = next(iter(changed.problems()), None) if hasattr(changed, "problems") else None
         if problem is not None:
             if before is None:
                 del self.state.overrides[event.key]
@@ -301,6 +330,6 @@ class Scheduler:
                 self.state.overrides[event.key] = before
             self._refresh_settings()
             ctx.warn(
-                "setting", f"queue.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
+                "setting", f"{section}.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
             )
         ctx.settings = self.settings

@@ -42,7 +42,7 @@ def test_replay_can_compare_commands_and_notes_byte_for_byte(tmp_path, kit):
     notes = [n.Warned("code", "Grüße\nzwei")]
     writer = JournalWriter(path)
     writer.write_header(kit.header())
-    writer.write_event(0, 1 / 3, e.SettingChanged("depth", 2), commands, notes)
+    writer.write_event(0, 1 / 3, e.SettingChanged("queue.depth", 2), commands, notes)
     writer.close()
     (entry,) = read_journal(path).entries()
     assert entry.t == 1 / 3
