@@ -27,18 +27,15 @@ def release(ctx: Context) -> None:
     if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined:
         return
     drop_stale(ctx)
-    queued = [g for g in state.groups.values() if g.stage == "queued"]
+    queued = ctx.index.train["queued"]
     held = ghosts(ctx)
     needed = queue.batch_groups - held
     if not queued and needed <= 0:
         _empty_batch(ctx)
         return
-    dry = state.exhausted and not any(
-        g.purpose == "train" and g.stage in ("requested", "running", "signalling")
-        for g in state.groups.values()
-    )
+    dry = state.exhausted and not ctx.index.num_admitted
     if queued and (len(queued) >= needed or dry):
-        _release(ctx, queued)
+        _release(ctx, list(queued.values()))
     elif dry:
         stop(ctx, "tasks_exhausted", "the task source has no more tasks", failed=False)
 
@@ -71,18 +68,15 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
     trajectory: list[int] = []
     tokens: dict[int, int] = {}
     for group in batch:
-        group.stage, group.step = "training", state.step + 1
+        ctx.move(group, "training")
+        group.step = state.step + 1
         for rollout in group.rollouts:
-            rollout.station = "training"
+            ctx.place(group, rollout, "training")
             rows.append(Row(rollout.id, group.id, rollout.payload, rollout.advantage))
             ages = [age(state, span.lineage, span.number) for span in rollout.spans]
             trajectory.append(ages[0] if ages else 0)
             for steps, span in zip(ages, rollout.spans, strict=True):
                 tokens[steps] = tokens.get(steps, 0) + span.num_tokens
-    running = sum(
-        g.purpose == "train" and g.stage in ("requested", "running", "signalling")
-        for g in state.groups.values()
-    )
     left = len(queued) - len(batch)
     ctx.note(
         BatchReleased(
@@ -96,7 +90,7 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
             queued_groups=left,
         )
     )
-    ctx.note(QueueDepth(running, left))
+    ctx.note(QueueDepth(ctx.index.num_admitted, left))
     ctx.ask(Train(state.next_batch, state.step + 1, tuple(rows)))
     ctx.expect("train", ctx.settings.deadlines.train_s)
     state.next_batch += 1
@@ -110,8 +104,7 @@ def step_ended(ctx: Context, event: StepEnded) -> None:
     ctx.met("train")
     ctx.state.step = event.step
     ctx.state.trainer = "idle"
-    for group in ctx.state.groups.values():
-        if group.stage == "training":
-            group.stage = "trained"
-            for rollout in group.rollouts:
-                ctx.settle(rollout, "trained")
+    for group in list(ctx.index.train["training"].values()):
+        ctx.move(group, "trained")
+        for rollout in group.rollouts:
+            ctx.settle(rollout, "trained")

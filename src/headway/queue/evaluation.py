@@ -46,7 +46,7 @@ def end(ctx: Context) -> None:
     """Close the evaluation when its last rollout is settled."""
     state = ctx.state
     evaluation = state.eval
-    if evaluation is None or any(group.purpose == "eval" for group in state.groups.values()):
+    if evaluation is None or ctx.index.num_eval_groups:
         return
     rewards = evaluation.rewards
     state.evaluated, state.eval = evaluation.number, None

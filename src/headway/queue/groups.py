@@ -25,14 +25,11 @@ def settle_complete(ctx: Context) -> None:
     """
     state = ctx.state
     kept = state.restart_due or (state.phase == "stopping" and state.outcome in CARRIED)
-    for group in list(ctx.state.groups.values()):
-        if kept and group.purpose == "train":
-            continue
-        if group.stage == "running" and all(r.station in ("scored", "lost") for r in group.rollouts):
-            if group.purpose == "eval":
-                _settle_eval(ctx, group)
-            else:
-                _settle_train(ctx, group)
+    for group in list(ctx.index.complete.values()):
+        if group.purpose == "eval":
+            _settle_eval(ctx, group)
+        elif not kept:
+            _settle_train(ctx, group)
 
 
 def _settle_eval(ctx: Context, group: GroupState) -> None:
@@ -65,14 +62,14 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
     if not whole and (queue.on_failed_rollout == "void" or len(scored) < min(2, queue.group_size)):
         for rollout in scored:
             ctx.settle(rollout, "voided", "its group lost a member")
-        group.rollouts = scored
+        ctx.index.shrink(group, scored)
         _note_settled(ctx, group, "voided")
         ctx.drop_group(group)
         state.failed_groups += 1
         return
     state.failed_groups = 0
-    group.rollouts = scored
-    group.stage, group.dormant = "signalling", False
+    ctx.index.shrink(group, scored)
+    ctx.move(group, "signalling")
     ctx.ask(Signal(group.id, tuple((r.id, r.reward) for r in scored)))
     ctx.expect(f"signal:{group.id}", ctx.settings.deadlines.signal_s)
 
@@ -98,9 +95,9 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
         if ctx.state.filtered_groups <= budget:
             ctx.note(Refilled(group.id, ctx.state.filtered_groups, budget))
     else:
-        group.stage = "queued"
+        ctx.move(group, "queued")
         for rollout in group.rollouts:
-            rollout.station = "queued"
+            ctx.place(group, rollout, "queued")
         _note_settled(ctx, group, "queued")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from headway.core.notes import RolloutRevived
 from headway.queue import rollouts
 from headway.queue.admission import ask_task, start_attempt
+from headway.queue.state import ACTIVE
 
 if TYPE_CHECKING:
     from headway.core.events import RunResumed
@@ -45,6 +46,7 @@ def resumed(ctx: Context, event: RunResumed) -> None:
             ctx.drop_group(group)
         else:
             _back(ctx, group)
+    ctx.index.rebuild(state)
 
 
 def _back(ctx: Context, group: GroupState) -> None:
@@ -54,11 +56,16 @@ def _back(ctx: Context, group: GroupState) -> None:
             ctx.note(RolloutRevived(rollout.id, group.id))
         group.carried = False
     if group.stage in ("queued", "training", "trained"):
-        group.stage, group.step = "queued", 0
+        group.step = 0
+        ctx.move(group, "queued")
         for rollout in group.rollouts:
-            rollout.station = "queued"
+            ctx.place(group, rollout, "queued")
     else:
-        group.dormant = True
+        ctx.move(group, group.stage, dormant=True)
+        for rollout in group.rollouts:
+            if rollout.station in ACTIVE:  # nothing of it runs any more
+                ctx.place(group, rollout, "lost")
+                rollout.owner, rollout.pending = "scheduler", ""
 
 
 def restart(ctx: Context) -> None:
@@ -73,9 +80,8 @@ def restart(ctx: Context) -> None:
     if any(r.lineage != state.lineage or r.number < fork for r in state.replicas.values()):
         return
     state.restart_due = False
-    for group in list(state.groups.values()):
-        if group.dormant:
-            ask_task(ctx, group)
+    for group in list(ctx.index.train["dormant"].values()):
+        ask_task(ctx, group)
 
 
 def restart_unfinished(ctx: Context, group: GroupState) -> None:

@@ -32,12 +32,12 @@ def progress(ctx: Context, rollout: RolloutState) -> None:
     limit = _total_limit(ctx, rollout)
     key = f"rollout:{rollout.id}"
     if key in ctx.state.deadlines:
-        ctx.state.deadlines[key] = min(ctx.now + ctx.settings.rollout_timeout_s, limit)
+        ctx.index.expect(key, min(ctx.now + ctx.settings.rollout_timeout_s, limit))
 
 
 def turn_ended(ctx: Context, rollout: RolloutState, event: TurnEnded) -> None:
     """An answer is complete."""
-    rollout.station, rollout.num_turns = "running", event.turn + 1
+    rollout.num_turns = event.turn + 1
     rollout.last_sign = f"the end of answer {event.turn}"
     rollout.spans = merge_spans([*rollout.spans, *event.spans])
     rollout.num_tokens = sum(span.num_tokens for span in rollout.spans)
@@ -46,7 +46,7 @@ def turn_ended(ctx: Context, rollout: RolloutState, event: TurnEnded) -> None:
 
 def tool_ended(ctx: Context, rollout: RolloutState, event: ToolEnded) -> None:
     """A tool call is over; the environment thinks or asks again."""
-    rollout.station, rollout.num_calls = "running", event.call + 1
+    rollout.num_calls = event.call + 1
     rollout.last_sign = f"the end of tool call {event.call}"
     progress(ctx, rollout)
 
@@ -60,7 +60,7 @@ def ended(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollout
     if rollout.pending == "cancelling":
         ctx.met(f"cancel:{rollout.id}")
         if rollout.owner != "environment":
-            _lose(rollout, "scheduler")
+            _lose(ctx, group, rollout, "scheduler")
             return
         rollout.pending, rollout.owner = "", ""  # its end and the cancel of its deadline crossed: it counts
     score(ctx, group, rollout)
@@ -68,7 +68,7 @@ def ended(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollout
 
 def score(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
     """Ask for the next try at a rollout's score."""
-    rollout.station = "scoring"
+    ctx.place(group, rollout, "scoring")
     rollout.score_tries += 1
     ctx.ask(Score(rollout.id, rollout.attempt, rollout.score_tries, group.task_id, rollout.payload))
     slack = 2 * ctx.settings.deadlines.sandbox_s  # queueing for and starting a verifier's sandbox
@@ -81,7 +81,7 @@ def failed(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollou
     ctx.met(f"cancel:{rollout.id}")
     sandboxes.release_all(ctx, rollout)
     if rollout.pending == "cancelling" and rollout.owner != "environment":
-        _lose(rollout, "scheduler")
+        _lose(ctx, group, rollout, "scheduler")
         return
     owner = "environment" if rollout.pending == "cancelling" else event.owner
     message = event.message if owner == event.owner else f"no answer within its deadline ({event.message})"
@@ -101,7 +101,7 @@ def attempt_failed(
         start_attempt(ctx, group, rollout)
         return
     ctx.state.last_failure = f"{owner} failure ({cause}) in task {group.task_id}: {message}"
-    _lose(rollout, owner)
+    _lose(ctx, group, rollout, owner)
 
 
 def scored(ctx: Context, group: GroupState, rollout: RolloutState, event: Scored) -> None:
@@ -110,9 +110,10 @@ def scored(ctx: Context, group: GroupState, rollout: RolloutState, event: Scored
     sandboxes.release_all(ctx, rollout)
     if rollout.pending == "cancelling":
         ctx.met(f"cancel:{rollout.id}")
-        _lose(rollout, "scheduler")
+        _lose(ctx, group, rollout, "scheduler")
         return
-    rollout.station, rollout.reward = "scored", event.reward
+    ctx.place(group, rollout, "scored")
+    rollout.reward = event.reward
     if group.purpose == "train":
         rewards = ctx.state.rewards
         rewards.append(event.reward)
@@ -129,7 +130,7 @@ def score_failed(ctx: Context, group: GroupState, rollout: RolloutState, event: 
         score(ctx, group, rollout)
         return
     ctx.state.last_failure = f"reward failure ({event.cause}) in task {group.task_id}: {event.message}"
-    _lose(rollout, "reward" if not rollout.pending else "scheduler")
+    _lose(ctx, group, rollout, "reward" if not rollout.pending else "scheduler")
 
 
 def cancel(ctx: Context, rollout: RolloutState, reason: str, owner: str = "scheduler") -> None:
@@ -160,7 +161,7 @@ def deadline(ctx: Context, kind: str, rollout_id: str) -> None:
             ctx, group, rollout, "environment", "timeout", "never returned, not even when cancelled"
         )
     else:
-        _lose(rollout, "scheduler")
+        _lose(ctx, group, rollout, "scheduler")
 
 
 def _total_limit(ctx: Context, rollout: RolloutState) -> float:
@@ -191,5 +192,6 @@ def fate_of_loss(rollout: RolloutState) -> Fate:
     return _FATES.get(rollout.owner, "stopped")
 
 
-def _lose(rollout: RolloutState, owner: str) -> None:
-    rollout.station, rollout.owner, rollout.pending = "lost", owner, ""
+def _lose(ctx: Context, group: GroupState, rollout: RolloutState, owner: str) -> None:
+    ctx.place(group, rollout, "lost")
+    rollout.owner, rollout.pending = owner, ""

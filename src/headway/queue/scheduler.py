@@ -65,6 +65,7 @@ from headway.queue import (
     waits,
 )
 from headway.queue.context import Context
+from headway.queue.index import Index
 from headway.queue.state import ACTIVE, ReplicaState, State
 
 if TYPE_CHECKING:
@@ -93,10 +94,11 @@ class Scheduler:
         self._base = settings
         self.settings = settings
         self.state = State()
+        self.index = Index(self.state)
 
     def handle(self, event: Event, now: float) -> tuple[list[Command], list[Note]]:
         """Take one fact at time `now` (seconds since the run began) and return what follows from it."""
-        ctx = Context(self.settings, self.state, now)
+        ctx = Context(self.settings, self.state, self.index, now)
         if self.state.phase == "finished" and not isinstance(event, RunResumed):
             ctx.note(Ignored(type(event).__name__, "finished"))
             return ctx.commands, ctx.notes
@@ -114,6 +116,7 @@ class Scheduler:
         """Return a scheduler that goes on exactly where `snapshot` was taken."""
         scheduler = cls(settings)
         scheduler.state = from_plain(State, snapshot)
+        scheduler.index = Index(scheduler.state)
         scheduler._refresh_settings()
         return scheduler
 

@@ -38,7 +38,7 @@ def group_age(state: State, group: GroupState) -> int:
 
 def drop_stale(ctx: Context) -> None:
     """Void queued groups that the next step may not train on any more."""
-    for group in [g for g in ctx.state.groups.values() if g.stage == "queued"]:
+    for group in list(ctx.index.train["queued"].values()):
         if group_age(ctx.state, group) <= ctx.settings.queue.bound:
             continue
         for rollout in group.rollouts:

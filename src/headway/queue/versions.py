@@ -97,6 +97,6 @@ def saved(ctx: Context, event: CheckpointDone) -> None:
     ctx.met("checkpoint")
     state.trainer = "idle"
     state.saved_before, state.saved_step = state.saved_step, event.step
-    for group in list(state.groups.values()):
-        if group.stage == "trained" and group.step <= state.saved_before:
+    for group in list(ctx.index.train["trained"].values()):
+        if group.step <= state.saved_before:
             ctx.drop_group(group)

@@ -24,9 +24,9 @@ _FATAL = {
 def cover(ctx: Context) -> None:
     """Make sure that a WakeAt covers the earliest deadline."""
     state = ctx.state
-    if not state.deadlines:
+    earliest = ctx.index.earliest()
+    if earliest is None:
         return
-    earliest = min(state.deadlines.values())
     if state.wake_at_s is None or earliest < state.wake_at_s:
         state.wake_at_s = earliest
         ctx.ask(WakeAt(earliest))
@@ -34,8 +34,7 @@ def cover(ctx: Context) -> None:
 
 def passed(ctx: Context) -> None:
     """Time went by: act on every deadline that is due."""
-    due = [key for key, at in ctx.state.deadlines.items() if at <= ctx.now]
-    for key in due:
+    for key in ctx.index.due(ctx.now):
         if ctx.state.deadlines.pop(key, None) is None:
             continue  # an earlier one ended this wait
         kind, _, target = key.partition(":")
