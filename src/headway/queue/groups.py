@@ -70,6 +70,7 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
         _note_settled(ctx, group, "voided")
         ctx.drop_group(group)
         state.failed_groups += not stale
+        state.stale_groups += stale
         return
     state.failed_groups = 0
     ctx.index.shrink(group, scored)

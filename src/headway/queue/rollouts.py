@@ -41,7 +41,7 @@ def progress(ctx: Context, rollout: RolloutState) -> None:
 
 def turn_ended(ctx: Context, group: GroupState, rollout: RolloutState, event: TurnEnded) -> None:
     """An answer is complete."""
-    rollout.num_turns = event.turn + 1
+    rollout.num_turns, rollout.num_losses = event.turn + 1, 0
     rollout.last_sign = f"the end of answer {event.turn}"
     rollout.spans = merge_spans([*rollout.spans, *event.spans])
     rollout.num_tokens = sum(span.num_tokens for span in rollout.spans)

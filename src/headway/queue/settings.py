@@ -186,3 +186,9 @@ class SchedulerSettings:
     verify_sandboxes: int = 2  # of these, kept free for verifiers
     num_environment_workers: int = 1
     num_replicas: int = 1
+
+    @property
+    def depth(self) -> int:
+        """How many steps ahead a group may be admitted: what would be too old when it trains is not."""
+        limit = self.staleness.trajectory_bound
+        return self.queue.max_depth if limit < 0 else min(self.queue.max_depth, limit)

@@ -43,6 +43,7 @@ class RolloutState:
     partial: str = ""  # what a later life can go on from, for station parked
     unstarted: bool = False  # parked before its attempt began, for no replica could take it
     num_parks: int = 0
+    num_losses: int = 0  # engines lost since its last answer
     num_restarts: int = 0  # begun anew because of its age
     resumed_at: tuple[int, int] | None = None  # version (lineage, number) of the newest resumption
     newest_turn: tuple[int, int] | None = None  # oldest version of the newest answer
@@ -151,6 +152,7 @@ class State:
     filtered_groups: int = 0  # without signal since the last batch
     empty_batches: int = 0  # in a row
     failed_groups: int = 0  # in a row
+    stale_groups: int = 0  # given up for their age since the last batch
     last_failure: str = ""
     rewards: list[float] = field(default_factory=list[float])  # newest finished train rollouts
 
