@@ -74,7 +74,8 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
         group.stage, group.step = "training", state.step + 1
         for rollout in group.rollouts:
             rollout.station = "training"
-            rows.append(Row(rollout.id, group.id, rollout.payload, rollout.advantage))
+            turns = rollout.turn_advantages
+            rows.append(Row(rollout.id, group.id, rollout.payload, rollout.advantage, turns=turns))
             ages = [age(state, span.lineage, span.number) for span in rollout.spans]
             trajectory.append(ages[0] if ages else 0)
             for steps, span in zip(ages, rollout.spans, strict=True):

@@ -113,6 +113,7 @@ def scored(ctx: Context, group: GroupState, rollout: RolloutState, event: Scored
         _lose(rollout, "scheduler")
         return
     rollout.station, rollout.reward = "scored", event.reward
+    rollout.turn_rewards = event.turn_rewards
     if group.purpose == "train":
         rewards = ctx.state.rewards
         rewards.append(event.reward)
