@@ -5,19 +5,31 @@ import math
 import pytest
 import torch
 
-from headway.algorithms.losses import LOSSES
-from headway.algorithms.losses.apply import apply_loss
+from headway.algorithms.corrections import load_correction
+from headway.algorithms.losses import LOSSES, BatchLogps, load_loss
+from headway.algorithms.losses.apply import LossInputs, apply_loss
 from headway.algorithms.normaliser import Denominators, token_weight
 from headway.algorithms.settings import AlgorithmSettings
 from headway.core.errors import HeadwayError
 
 
-def run(logp, mu, advantages, weights=None, name="grpo", **settings):
+def run(logp, mu, advantages, weights=None, name="grpo", sequences=None, reference=None, **settings):
+    """A loss on a whole batch of tokens, one sequence unless said otherwise."""
     chosen = AlgorithmSettings(loss=name, **settings)
     logp = torch.tensor(logp, dtype=torch.float64, requires_grad=True)
     weights = [1.0] * len(logp) if weights is None else weights
-    tensors = [torch.tensor(values, dtype=torch.float64) for values in (mu, advantages, weights)]
-    output = apply_loss(LOSSES.load(name), logp, *tensors, chosen)
+    mu, advantages, weights = (torch.tensor(v, dtype=torch.float64) for v in (mu, advantages, weights))
+    loss, correction = load_loss(chosen), load_correction(chosen)
+    keep = None
+    if loss.batch is not None:
+        old, on = logp.detach(), weights > 0
+        anchor = mu if correction is None else old
+        keep = torch.ones(len(logp), dtype=torch.bool)
+        keep[on] = loss.batch(BatchLogps(old[on], mu[on], anchor[on], advantages[on]), chosen)
+    sequences = torch.tensor([0] * len(logp) if sequences is None else sequences)
+    reference = None if reference is None else torch.tensor(reference, dtype=torch.float64)
+    inputs = LossInputs(logp, mu, advantages, weights, sequences, keep, reference)
+    output = apply_loss(loss, inputs, chosen, correction)
     output.total.backward()
     return output, logp.grad
 

@@ -263,7 +263,9 @@ class GroupSignal:
     advantages: tuple[tuple[str, float], ...]  # (rollout, advantage)
     keep: bool = True  # False when the user's verdict drops the group
     reason: str = ""  # of that verdict
-    turns: tuple[tuple[float, ...], ...] = ()  # advantages of each rollout's turns, in the same order, or empty
+    turns: tuple[
+        tuple[float, ...], ...
+    ] = ()  # advantages of each rollout's turns, in the same order, or empty
 
 
 @dataclass(frozen=True, slots=True)

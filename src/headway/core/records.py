@@ -105,7 +105,7 @@ class TrainingSample:
     spans: list[VersionSpan]  # versions of the trainable tokens in order
     temperature: float  # of sampling
     streams: dict[str, Stream] = field(default_factory=dict[str, Stream])
-    turns: list[TurnSpan] = field(default_factory=list[TurnSpan])  # of the trainable tokens in order, or empty
+    turns: list[TurnSpan] = field(default_factory=list[TurnSpan])  # of the trainable tokens in order
 
     @property
     def num_trainable(self) -> int:

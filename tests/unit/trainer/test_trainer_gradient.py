@@ -16,10 +16,10 @@ F64, F32 = torch.float64, torch.float32
 
 def gradient(trainer, rows, parts=None):
     """The gradient of a whole batch, gathered part by part."""
-    denominators = trainer.denominators(rows)
+    wide = trainer.batch_wide(rows)
     trainer.zero_grad()
     for part in [rows] if parts is None else parts:
-        trainer.forward_backward(part, denominators)
+        trainer.forward_backward(part, wide)
     return {name: grad.clone() for name, grad in trainer.gradients().items()}
 
 
@@ -70,7 +70,7 @@ def test_gradient_equals_a_padded_transformers_forward(bench, make_model, dtype,
     expected_loss, expected = plain_gradient(model, rows, bench.root, 0.7)
     found = gradient(trainer, rows)
     assert relative_gap(found, expected) < bound
-    assert trainer.forward_backward(rows, trainer.denominators(rows)).loss == pytest.approx(
+    assert trainer.forward_backward(rows, trainer.batch_wide(rows)).loss == pytest.approx(
         expected_loss, rel=bound
     )
 
