@@ -29,9 +29,7 @@ def group_estimator_needs_a_group(config: Config) -> Iterator[Clash]:
 def batch_estimator_keeps_every_group(config: Config) -> Iterator[Clash]:
     """Where rewards are compared over the batch, a group of zeros has a signal once the batch is known."""
     if config.algorithm.advantage == "reinforce_pp" and config.queue.drop_zero_advantage:
-        rule = (
-            'must be false with algorithm.advantage = "reinforce_pp", which compares rewards over the batch'
-        )
+        rule = 'must be false when algorithm.advantage is "reinforce_pp", which compares over the batch'
         remedy = 'Set it to false, or use "reinforce_pp_baseline"'
         yield Clash(("queue.drop_zero_advantage", "algorithm.advantage"), rule, remedy)
 
