@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headway.config.compose import Config
 
 
-GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo")
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "maxrl", "magistral", "reinforce_pp_baseline")
 
 
 def group_estimator_needs_a_group(config: Config) -> Iterator[Clash]:
@@ -24,6 +24,21 @@ def group_estimator_needs_a_group(config: Config) -> Iterator[Clash]:
             f'"{config.algorithm.advantage}", which compares the rollouts of a group'
         )
         yield Clash(("queue.group_size", "algorithm.advantage"), rule, "Use queue.group_size = 8")
+
+
+def batch_estimator_keeps_every_group(config: Config) -> Iterator[Clash]:
+    """Where rewards are compared over the batch, a group of zeros has a signal once the batch is known."""
+    if config.algorithm.advantage == "reinforce_pp" and config.queue.drop_zero_advantage:
+        rule = 'must be false when algorithm.advantage is "reinforce_pp", which compares over the batch'
+        remedy = 'Set it to false, or use "reinforce_pp_baseline"'
+        yield Clash(("queue.drop_zero_advantage", "algorithm.advantage"), rule, remedy)
+
+
+def kl_penalty_needs_a_reference(config: Config) -> Iterator[Clash]:
+    """Full fine-tuning overwrites the model that the run began from."""
+    if config.algorithm.kl_coef > 0 and config.trainer.full:
+        rule = "must be 0 when trainer.full is true: the reference is the base model under LoRA factors"
+        yield Clash(("algorithm.kl_coef", "trainer.full"), rule, "Use trainer.full = false, or kl_coef = 0")
 
 
 def periodic_evaluation_needs_tasks(config: Config) -> Iterator[Clash]:
@@ -67,6 +82,8 @@ RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     training_samples_untruncated,
     training_explores,
     group_estimator_needs_a_group,
+    batch_estimator_keeps_every_group,
+    kl_penalty_needs_a_reference,
     periodic_evaluation_needs_tasks,
     rollouts_may_start_on_the_newest_version,
 )

@@ -241,6 +241,7 @@ class Scored:
     duration_s: float
     sandbox_start_s: float  # part of duration_s that went into starting the verifier's sandbox
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    turn_rewards: tuple[float, ...] = ()  # one for each answer of the policy, or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +263,9 @@ class GroupSignal:
     advantages: tuple[tuple[str, float], ...]  # (rollout, advantage)
     keep: bool = True  # False when the user's verdict drops the group
     reason: str = ""  # of that verdict
+    turns: tuple[
+        tuple[float, ...], ...
+    ] = ()  # advantages of each rollout's turns, in the same order, or empty
 
 
 @dataclass(frozen=True, slots=True)

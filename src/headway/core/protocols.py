@@ -282,8 +282,8 @@ class StepResult:
 class Trainer(Protocol):
     """The trainer as its worker process sees it. Rows are fetched by reference."""
 
-    def step(self, rows: Sequence[Row]) -> StepResult:
-        """Take one optimizer step on these rows."""
+    def step(self, rows: Sequence[Row], lr_scale: float = 1.0) -> StepResult:
+        """Take one optimizer step on these rows; `lr_scale` multiplies the learning rate."""
         ...
 
     def publish(self, lineage: int, number: int) -> tuple[str, int]:

@@ -95,6 +95,7 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
                     rollout.advantage,
                     weight(ctx.settings, oldest_age),
                     masked,
+                    rollout.turn_advantages,
                 )
             )
     left = len(queued) - len(batch)

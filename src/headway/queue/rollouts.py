@@ -154,7 +154,7 @@ def scored(ctx: Context, group: GroupState, rollout: RolloutState, event: Scored
         _lose(ctx, group, rollout, rollout.owner)
         return
     ctx.place(group, rollout, "scored")
-    rollout.reward = event.reward
+    rollout.reward, rollout.turn_rewards = event.reward, event.turn_rewards
     if group.purpose == "train":
         rewards = ctx.state.rewards
         rewards.append(event.reward)

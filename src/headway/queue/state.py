@@ -37,7 +37,9 @@ class RolloutState:
     truncated: bool = False
     score_tries: int = 0
     reward: float = 0.0
+    turn_rewards: tuple[float, ...] = ()
     advantage: float = 0.0
+    turn_advantages: tuple[float, ...] = ()
     owner: str = ""  # of its loss, for station lost
     parked_s: float = 0.0  # since when, for station parked
     partial: str = ""  # what a later life can go on from, for station parked

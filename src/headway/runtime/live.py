@@ -8,7 +8,7 @@ It decides nothing: a command that it cannot carry out becomes CommandRefused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from headway.core.events import (
     CommandRefused,
     DeadlinePassed,
     Event,
+    GroupSignal,
     RolloutEnded,
     RolloutFailed,
     StepEnded,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from headway.telemetry.journal_writer import JournalWriter
     from headway.telemetry.metrics import RunMetrics
 
-Advantages = Callable[[Sequence[float]], list[float]]
+Advantages = Callable[[Signal], GroupSignal]
 
 _STAT_EVERY_S = 5.0
 _SYNC_EVERY_S = 1.0

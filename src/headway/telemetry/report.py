@@ -27,7 +27,7 @@ _WATCHED = (
     ("loss", "loss"),
     ("gradient norm", "grad_norm"),
     ("clipped share", "clip_fraction"),
-    ("KL (sampled, trained), nats", "kl_mu_pi"),
+    ("KL (sampled, trained), nats", "mismatch_kl"),
     ("entropy, nats", "entropy"),
 )
 _MEANING = {
