@@ -27,7 +27,7 @@ from headway.core.events import (
 from headway.core.payload import PayloadWriter, read_payload
 from headway.core.protocols import Outcome
 from headway.core.records import Message, Reward, Task
-from headway.environments.conversation import GenerationLimits
+from headway.environments.generation import GenerationLimits
 from headway.environments.host import HostSettings, RolloutHost
 from headway.renderers.chat import Renderer
 from headway.sandbox.bubblewrap import BubblewrapProvider, BubblewrapSandbox
@@ -267,20 +267,12 @@ async def test_a_prompt_longer_than_the_context_names_both_lengths(stage, engine
     assert engine.requests == []
 
 
-@pytest.mark.parametrize(
-    ("finish", "owner", "cause"),
-    [
-        ("lost", "infrastructure", "engine_lost"),
-        ("aborted", "infrastructure", "engine_lost"),
-        ("rejected", "environment", "exception"),
-    ],
-)
-async def test_an_engine_that_gives_no_answer_is_told_apart(stage, engine, finish, owner, cause):
-    engine.finish_as["r1.1.0"] = (finish, "for a reason")
+async def test_an_engine_that_rejects_is_told_apart(stage, engine):
+    engine.finish_as["r1.1.0"] = ("rejected", "for a reason")
     async with stage() as s:
         s.start()
         failed = await s.until(RolloutFailed)
-    assert (failed.owner, failed.cause) == (owner, cause)
+    assert (failed.owner, failed.cause) == ("environment", "exception")
     assert "for a reason" in failed.message
     assert s.kinds() == ["TurnEnded", "RolloutFailed"]
 

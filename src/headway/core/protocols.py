@@ -220,6 +220,10 @@ class SandboxProvider(Protocol):
         """
         ...
 
+    async def discard(self, path: Path) -> None:
+        """Remove a snapshot; idempotent."""
+        ...
+
     async def list(self, labels: Mapping[str, str]) -> list[str]:
         """Return ids of live sandboxes whose labels include these."""
         ...
