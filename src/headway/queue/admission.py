@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import RequestTask, StartRollout
 from headway.queue.context import Context, rollout_seed
+from headway.queue.staleness import age
 from headway.queue.state import GroupState, RolloutState
 
 if TYPE_CHECKING:
@@ -32,17 +33,14 @@ def admit(ctx: Context) -> None:
     state, queue = ctx.state, ctx.settings.queue
     if state.phase != "running" or state.restart_due or state.exhausted or not state.replicas:
         return
-    ahead = ghosts(ctx)
-    running = 0
-    for group in state.groups.values():
-        if group.purpose == "train" and group.stage in ("requested", "running", "signalling", "queued"):
-            ahead += 1
-            if group.stage == "requested":
-                running += queue.group_size
-            else:
-                running += sum(r.station == "running" for r in group.rollouts)
+    index = ctx.index
+    ahead = ghosts(ctx) + index.num_admitted - index.num_late + len(index.train["queued"])
+    running = index.num_running + len(index.train["requested"]) * queue.group_size
     busy = 1 if state.trainer == "training" else 0
-    applied = min(replica.number for replica in state.replicas.values())
+    ages = [age(state, r.lineage, r.number) for r in state.replicas.values() if r.usable]
+    if not ages:
+        return
+    applied = state.step - max(ages)
     last_step = ctx.settings.stop.steps
     while True:
         step = (
@@ -63,13 +61,13 @@ def request_group(ctx: Context, purpose: Purpose, index: int) -> None:
     state = ctx.state
     group = GroupState(f"{purpose[0]}{state.next_group:06d}", purpose, state.next_request, index)
     state.next_group += 1
-    state.groups[group.id] = group
+    ctx.open_group(group)
     ask_task(ctx, group)
 
 
 def ask_task(ctx: Context, group: GroupState) -> None:
     """Ask for the group's task, again after a resume."""
-    group.stage, group.dormant = "requested", False
+    ctx.move(group, "requested")
     group.request = ctx.state.next_request
     ctx.state.next_request += 1
     ctx.state.requests[group.request] = group.id
@@ -85,28 +83,41 @@ def start_group(ctx: Context, group: GroupState, task_id: str, level: int) -> No
     state = ctx.state
     ctx.met(f"task:{group.id}")
     state.requests.pop(group.request, None)
-    group.task_id, group.level, group.stage = task_id, level, "running"
-    load = dict.fromkeys(state.replicas, 0)
-    for other in state.groups.values():
-        if other.stage == "running" and other.replica in load:
-            load[other.replica] += len(other.rollouts)
-    group.replica = min(load, key=lambda name: (load[name], name))
+    group.task_id, group.level = task_id, level
+    usable = [name for name, replica in state.replicas.items() if replica.usable]
+    group.replica = min(usable or state.replicas, key=lambda name: (ctx.index.load.get(name, 0), name))
     replica = state.replicas[group.replica]
     group.lineage, group.number = replica.lineage, replica.number
     if group.rollouts:
+        ctx.move(group, "running")
         return
     size = ctx.settings.queue.group_size if group.purpose == "train" else 1
-    for index in range(size):
-        rollout = RolloutState(f"{group.id}.{index}", group.id, 0, ctx.now)
-        group.rollouts.append(rollout)
+    rollouts = [RolloutState(f"{group.id}.{index}", group.id, 0, ctx.now) for index in range(size)]
+    ctx.index.shrink(group, rollouts)
+    ctx.move(group, "running")
+    for rollout in rollouts:
         start_attempt(ctx, group, rollout)
 
 
-def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
-    """Start an attempt at a rollout."""
-    rollout.station, rollout.pending, rollout.started_s = "running", "", ctx.now
-    rollout.num_tokens, rollout.spans = 0, []
+def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState, partial: str = "") -> None:
+    """Start an attempt at a rollout, or go on from where an earlier life parked it.
+
+    Without a replica that can take it, it waits with the parked ones.
+    """
+    rollout.pending, rollout.started_s, rollout.partial = "", ctx.now, partial
     rollout.num_turns, rollout.num_calls, rollout.last_sign = 0, 0, "its start"
+    if not partial:
+        rollout.num_tokens, rollout.spans, rollout.environment_age = 0, [], 0
+        rollout.resumed_at = rollout.newest_turn = rollout.shaped_by = None
+    replica = ctx.state.replicas[group.replica]
+    rollout.unstarted = not replica.usable
+    if rollout.unstarted:
+        ctx.place(group, rollout, "parked")
+        rollout.parked_s, ctx.state.resume_due = ctx.now, True
+        return
+    ctx.place(group, rollout, "running")
+    if partial:
+        rollout.resumed_at = (replica.lineage, replica.number)
     train = group.purpose == "train"
     ctx.ask(
         StartRollout(
@@ -119,6 +130,7 @@ def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState) -> Non
             seed=rollout_seed(ctx.settings.seed, rollout.id, rollout.attempt),
             temperature=ctx.settings.temperature if train else ctx.settings.eval.temperature,
             replica=group.replica,
+            partial=partial,
         )
     )
     ctx.expect(f"rollout:{rollout.id}", ctx.settings.rollout_timeout_s)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from headway.core.commands import Row, Train
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
 from headway.queue.admission import ghosts
-from headway.queue.staleness import age, drop_stale
+from headway.queue.partial import park_stragglers
+from headway.queue.staleness import age, drop_stale, masked_versions, weight
 from headway.queue.stopping import stop
 
 if TYPE_CHECKING:
@@ -27,18 +28,15 @@ def release(ctx: Context) -> None:
     if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined:
         return
     drop_stale(ctx)
-    queued = [g for g in state.groups.values() if g.stage == "queued"]
+    queued = ctx.index.train["queued"]
     held = ghosts(ctx)
     needed = queue.batch_groups - held
     if not queued and needed <= 0:
         _empty_batch(ctx)
         return
-    dry = state.exhausted and not any(
-        g.purpose == "train" and g.stage in ("requested", "running", "signalling")
-        for g in state.groups.values()
-    )
+    dry = state.exhausted and not ctx.index.num_admitted
     if queued and (len(queued) >= needed or dry):
-        _release(ctx, queued)
+        _release(ctx, list(queued.values()))
     elif dry:
         stop(ctx, "tasks_exhausted", "the task source has no more tasks", failed=False)
 
@@ -69,20 +67,36 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
     batch = queued[: queue.batch_groups]
     rows: list[Row] = []
     trajectory: list[int] = []
+    environment: list[int] = []
     tokens: dict[int, int] = {}
+    num_masked = 0
     for group in batch:
-        group.stage, group.step = "training", state.step + 1
+        ctx.move(group, "training")
+        group.step = state.step + 1
         for rollout in group.rollouts:
-            rollout.station = "training"
-            rows.append(Row(rollout.id, group.id, rollout.payload, rollout.advantage))
-            ages = [age(state, span.lineage, span.number) for span in rollout.spans]
-            trajectory.append(ages[0] if ages else 0)
-            for steps, span in zip(ages, rollout.spans, strict=True):
+            ctx.place(group, rollout, "training")
+            masked = masked_versions(ctx.settings, state, rollout)
+            first = rollout.spans[0] if rollout.spans else None
+            trajectory.append(age(state, first.lineage, first.number) if first else 0)
+            environment.append(rollout.environment_age)
+            oldest_age = 0
+            for span in rollout.spans:
+                if (span.lineage, span.number) in masked:
+                    num_masked += span.num_tokens
+                    continue
+                steps = age(state, span.lineage, span.number)
+                oldest_age = max(oldest_age, steps)
                 tokens[steps] = tokens.get(steps, 0) + span.num_tokens
-    running = sum(
-        g.purpose == "train" and g.stage in ("requested", "running", "signalling")
-        for g in state.groups.values()
-    )
+            rows.append(
+                Row(
+                    rollout.id,
+                    group.id,
+                    rollout.payload,
+                    rollout.advantage,
+                    weight(ctx.settings, oldest_age),
+                    masked,
+                )
+            )
     left = len(queued) - len(batch)
     ctx.note(
         BatchReleased(
@@ -94,10 +108,13 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
             trajectory_staleness=tuple(trajectory),
             token_staleness=tuple(sorted(tokens.items())),
             queued_groups=left,
+            environment_staleness=tuple(environment),
+            num_masked_tokens=num_masked,
         )
     )
-    ctx.note(QueueDepth(running, left))
-    ctx.ask(Train(state.next_batch, state.step + 1, tuple(rows)))
+    ctx.note(QueueDepth(ctx.index.num_admitted, left))
+    ctx.ask(Train(state.next_batch, state.step + 1, tuple(rows), state.lr_scale))
+    park_stragglers(ctx, "batch")
     ctx.expect("train", ctx.settings.deadlines.train_s)
     state.next_batch += 1
     state.trainer = "training"
@@ -110,8 +127,7 @@ def step_ended(ctx: Context, event: StepEnded) -> None:
     ctx.met("train")
     ctx.state.step = event.step
     ctx.state.trainer = "idle"
-    for group in ctx.state.groups.values():
-        if group.stage == "training":
-            group.stage = "trained"
-            for rollout in group.rollouts:
-                ctx.settle(rollout, "trained")
+    for group in list(ctx.index.train["training"].values()):
+        ctx.move(group, "trained")
+        for rollout in group.rollouts:
+            ctx.settle(rollout, "trained")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headway.core.commands import Command
 from headway.core.notes import Fate, Note, RolloutSettled, Warned
-from headway.queue.settings import SchedulerSettings
-from headway.queue.state import GroupState, RolloutState, State
+from headway.queue.index import Index
+from headway.queue.state import GroupStage, GroupState, RolloutState, State, Station
+
+if TYPE_CHECKING:
+    from headway.queue.settings import SchedulerSettings  # noqa: TC004 - it composes the rules own settings
 
 
 @dataclass(slots=True)
@@ -17,6 +21,7 @@ class Context:
 
     settings: SchedulerSettings
     state: State
+    index: Index
     now: float
     commands: list[Command] = field(default_factory=list[Command])
     notes: list[Note] = field(default_factory=list[Note])
@@ -35,7 +40,7 @@ class Context:
 
     def expect(self, key: str, seconds: float) -> None:
         """Start or restart a wait."""
-        self.state.deadlines[key] = self.now + seconds
+        self.index.expect(key, self.now + seconds)
 
     def met(self, key: str) -> None:
         """End a wait, if there is one."""
@@ -47,7 +52,8 @@ class Context:
 
     def drop_group(self, group: GroupState) -> None:
         """Forget a group whose rollouts are all settled."""
-        self.state.groups.pop(group.id, None)
+        if self.state.groups.pop(group.id, None) is not None:
+            self.index.remove(group)
         self.state.requests.pop(group.request, None)
         for rollout in group.rollouts:
             self.met(f"rollout:{rollout.id}")
@@ -55,6 +61,19 @@ class Context:
             self.met(f"cancel:{rollout.id}")
         self.met(f"task:{group.id}")
         self.met(f"signal:{group.id}")
+
+    def open_group(self, group: GroupState) -> None:
+        """Take in a new group."""
+        self.state.groups[group.id] = group
+        self.index.add(group)
+
+    def move(self, group: GroupState, stage: GroupStage, *, dormant: bool = False) -> None:
+        """Put a group into a stage."""
+        self.index.move(group, stage, dormant=dormant)
+
+    def place(self, group: GroupState, rollout: RolloutState, station: Station) -> None:
+        """Put a rollout at a station."""
+        self.index.place(group, rollout, station)
 
     def find(self, rollout_id: str) -> tuple[GroupState, RolloutState] | None:
         """Return a live rollout and its group. Ids are `<group>.<index>`."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from headway.core.commands import Signal
 from headway.core.notes import GroupSettled, Refilled
 from headway.queue.rollouts import fate_of_loss
+from headway.queue.staleness import judge_queued
 from headway.queue.state import CARRIED, GroupState
 
 if TYPE_CHECKING:
@@ -25,14 +26,11 @@ def settle_complete(ctx: Context) -> None:
     """
     state = ctx.state
     kept = state.restart_due or (state.phase == "stopping" and state.outcome in CARRIED)
-    for group in list(ctx.state.groups.values()):
-        if kept and group.purpose == "train":
-            continue
-        if group.stage == "running" and all(r.station in ("scored", "lost") for r in group.rollouts):
-            if group.purpose == "eval":
-                _settle_eval(ctx, group)
-            else:
-                _settle_train(ctx, group)
+    for group in list(ctx.index.complete.values()):
+        if group.purpose == "eval":
+            _settle_eval(ctx, group)
+        elif not kept:
+            _settle_train(ctx, group)
 
 
 def _settle_eval(ctx: Context, group: GroupState) -> None:
@@ -62,17 +60,20 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
             ctx.settle(rollout, "unused")
         ctx.drop_group(group)
         return
-    if not whole and (queue.on_failed_rollout == "void" or len(scored) < min(2, queue.group_size)):
+    stale = any(r.owner == "stale" for r in group.rollouts if r.station == "lost")
+    if stale or (not whole and (queue.on_failed_rollout == "void" or len(scored) < min(2, queue.group_size))):
         for rollout in scored:
-            ctx.settle(rollout, "voided", "its group lost a member")
-        group.rollouts = scored
+            ctx.settle(
+                rollout, "voided", "a member of its group was stale" if stale else "its group lost a member"
+            )
+        ctx.index.shrink(group, scored)
         _note_settled(ctx, group, "voided")
         ctx.drop_group(group)
-        state.failed_groups += 1
+        state.failed_groups += not stale
         return
     state.failed_groups = 0
-    group.rollouts = scored
-    group.stage, group.dormant = "signalling", False
+    ctx.index.shrink(group, scored)
+    ctx.move(group, "signalling")
     ctx.ask(Signal(group.id, tuple((r.id, r.reward) for r in scored)))
     ctx.expect(f"signal:{group.id}", ctx.settings.deadlines.signal_s)
 
@@ -98,10 +99,11 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
         if ctx.state.filtered_groups <= budget:
             ctx.note(Refilled(group.id, ctx.state.filtered_groups, budget))
     else:
-        group.stage = "queued"
+        ctx.move(group, "queued")
         for rollout in group.rollouts:
-            rollout.station = "queued"
+            ctx.place(group, rollout, "queued")
         _note_settled(ctx, group, "queued")
+        judge_queued(ctx, group)
 
 
 def _note_settled(ctx: Context, group: GroupState, fate: str) -> None:

@@ -23,7 +23,9 @@ def wanted(ctx: Context, rollout: RolloutState, event: SandboxWanted) -> None:
         ctx.note(Ignored("SandboxWanted", event.sandbox))
         return
     rollout.sandboxes.append(event.sandbox)
-    ctx.state.sandboxes[event.sandbox] = SandboxState(event.rollout, event.attempt, event.purpose)
+    sandbox = SandboxState(event.rollout, event.attempt, event.purpose)
+    ctx.state.sandboxes[event.sandbox] = sandbox
+    ctx.index.add_sandbox(event.sandbox, sandbox)
 
 
 def ready(ctx: Context, event: SandboxReady) -> None:
@@ -42,17 +44,18 @@ def ready(ctx: Context, event: SandboxReady) -> None:
 def gone(ctx: Context, event: SandboxReleased | SandboxLost) -> None:
     """A sandbox ended."""
     ctx.met(f"sandbox:{event.sandbox}")
-    if ctx.state.sandboxes.pop(event.sandbox, None) is None:
+    if _forget(ctx, event.sandbox) is None:
         ctx.note(Ignored(type(event).__name__, event.sandbox))
 
 
 def release_all(ctx: Context, rollout: RolloutState) -> None:
     """Let go of everything that this rollout holds or waits for."""
-    for name, sandbox in list(ctx.state.sandboxes.items()):
-        if sandbox.rollout != rollout.id:
+    for name in rollout.sandboxes:
+        sandbox = ctx.state.sandboxes.get(name)
+        if sandbox is None:
             continue
         if sandbox.stage == "wanted":
-            del ctx.state.sandboxes[name]
+            _forget(ctx, name)
         elif sandbox.stage != "releasing":
             sandbox.stage = "releasing"
             ctx.ask(ReleaseSandbox(sandbox.rollout, sandbox.attempt, name))
@@ -61,23 +64,28 @@ def release_all(ctx: Context, rollout: RolloutState) -> None:
 
 def grant(ctx: Context) -> None:
     """Grant what the quota allows, verifiers first."""
-    sandboxes = ctx.state.sandboxes
-    live = sum(sandbox.stage != "wanted" for sandbox in sandboxes.values())
+    index = ctx.index
     for purpose, reserve in (("verify", 0), ("rollout", ctx.settings.verify_sandboxes)):
-        for name, sandbox in sandboxes.items():
-            if sandbox.stage != "wanted" or sandbox.purpose != purpose:
-                continue
-            if live >= ctx.settings.max_sandboxes - reserve:
-                break
+        line = index.wanted[purpose]
+        while line and index.num_live_sandboxes < ctx.settings.max_sandboxes - reserve:
+            name = next(iter(line))
+            sandbox = line.pop(name)
             sandbox.stage = "granted"
-            live += 1
+            index.num_live_sandboxes += 1
             ctx.ask(GrantSandbox(sandbox.rollout, sandbox.attempt, name))
             ctx.expect(f"sandbox:{name}", ctx.settings.deadlines.sandbox_s)
 
 
 def deadline(ctx: Context, name: str) -> None:
     """A sandbox neither started nor ended in time: its place is given up."""
-    sandbox = ctx.state.sandboxes.pop(name, None)
+    sandbox = _forget(ctx, name)
     if sandbox is not None:
         verb = "end" if sandbox.stage == "releasing" else "start"
         ctx.warn("sandbox_timeout", f"sandbox {name} of rollout {sandbox.rollout} did not {verb} in time")
+
+
+def _forget(ctx: Context, name: str) -> SandboxState | None:
+    sandbox = ctx.state.sandboxes.pop(name, None)
+    if sandbox is not None:
+        ctx.index.remove_sandbox(name, sandbox)
+    return sandbox

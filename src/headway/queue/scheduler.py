@@ -57,6 +57,8 @@ from headway.queue import (
     batching,
     evaluation,
     groups,
+    partial,
+    recovery,
     resuming,
     rollouts,
     sandboxes,
@@ -65,13 +67,23 @@ from headway.queue import (
     waits,
 )
 from headway.queue.context import Context
-from headway.queue.state import ACTIVE, ReplicaState, State
+from headway.queue.index import Index
+from headway.queue.state import ACTIVE, State
 
 if TYPE_CHECKING:
     from headway.core.commands import Command
     from headway.queue.settings import SchedulerSettings
 
-SECTIONS = ("queue", "eval", "stop", "checkpoint", "deadlines")  # whose settings may change during a run
+SECTIONS = (
+    "queue",
+    "staleness",
+    "partial",
+    "recovery",
+    "eval",
+    "stop",
+    "checkpoint",
+    "deadlines",
+)  # whose settings may change during a run
 
 RolloutEvent = (
     TurnEnded
@@ -93,10 +105,11 @@ class Scheduler:
         self._base = settings
         self.settings = settings
         self.state = State()
+        self.index = Index(self.state)
 
     def handle(self, event: Event, now: float) -> tuple[list[Command], list[Note]]:
         """Take one fact at time `now` (seconds since the run began) and return what follows from it."""
-        ctx = Context(self.settings, self.state, now)
+        ctx = Context(self.settings, self.state, self.index, now)
         if self.state.phase == "finished" and not isinstance(event, RunResumed):
             ctx.note(Ignored(type(event).__name__, "finished"))
             return ctx.commands, ctx.notes
@@ -114,6 +127,7 @@ class Scheduler:
         """Return a scheduler that goes on exactly where `snapshot` was taken."""
         scheduler = cls(settings)
         scheduler.state = from_plain(State, snapshot)
+        scheduler.index = Index(scheduler.state)
         scheduler._refresh_settings()
         return scheduler
 
@@ -139,6 +153,7 @@ class Scheduler:
         versions.apply(ctx)
         resuming.restart(ctx)
         batching.release(ctx)
+        partial.resume(ctx)
         admission.admit(ctx)
         stopping.finish(ctx)
 
@@ -193,7 +208,7 @@ class Scheduler:
             case CheckpointDone():
                 versions.saved(ctx, event)
             case RolledBack():
-                ctx.note(Ignored("RolledBack", str(event.step)))
+                recovery.rolled_back(ctx, event)
             case _:
                 self._take_run(ctx, event)
 
@@ -208,20 +223,17 @@ class Scheduler:
                 self._begin_life(ctx)
             case WorkerJoined():
                 if event.role == "trainer":
-                    state.trainer_joined = True
+                    recovery.trainer_joined(ctx)
                 elif event.worker not in state.workers:
                     state.workers.append(event.worker)
                 self._maybe_start(ctx)
             case ReplicaJoined():
-                state.replicas[event.replica] = ReplicaState(event.epoch, event.lineage, event.number)
+                recovery.replica_joined(ctx, event)
                 self._maybe_start(ctx)
             case ReplicaLost():
-                stopping.stop(
-                    ctx, "failed", f"generator {event.replica} was lost: {event.cause}", failed=True
-                )
+                recovery.replica_lost(ctx, event)
             case WorkerLost():
-                text = f"{event.role} worker {event.worker} was lost: {event.cause}"
-                stopping.stop(ctx, "failed", text, failed=True)
+                recovery.worker_lost(ctx, event)
             case CommandRefused():
                 text = f"{event.command} of {event.target} could not be carried out: {event.message}"
                 stopping.stop(ctx, "failed", text, failed=True)
@@ -276,9 +288,13 @@ class Scheduler:
         active = rollout.station in ACTIVE
         match event:
             case TurnEnded() if active and event.turn >= rollout.num_turns:
-                rollouts.turn_ended(ctx, rollout, event)
+                rollouts.turn_ended(ctx, group, rollout, event)
             case ToolEnded() if active and event.call >= rollout.num_calls:
                 rollouts.tool_ended(ctx, rollout, event)
+            case RolloutParked() if rollout.station == "running":
+                partial.parked(ctx, group, rollout, event)
+            case RolloutResumed() if rollout.station == "parked":
+                partial.resumed(ctx, group, rollout, event)
             case RolloutEnded() if active:
                 rollouts.ended(ctx, group, rollout, event)
             case RolloutFailed() if active:
@@ -333,3 +349,4 @@ class Scheduler:
                 "setting", f"{section}.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
             )
         ctx.settings = self.settings
+        self.index.judged_at = None

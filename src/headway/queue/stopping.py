@@ -103,6 +103,7 @@ def finish(ctx: Context) -> None:
     state.phase = "finished"
     state.deadlines.clear()
     state.sandboxes.clear()
+    ctx.index.rebuild(state)
     ctx.ask(Finish(state.outcome, state.message, state.failed))
 
 
@@ -127,10 +128,4 @@ def _waiting(ctx: Context) -> bool:
         return True
     if state.eval is not None or (state.eval_wanted >= 0 and state.replicas):
         return True
-    return any(
-        group.stage == "signalling"
-        or (group.stage == "requested" and not group.rollouts)
-        or (group.stage == "running" and any(r.station not in ("scored", "lost") for r in group.rollouts))
-        for group in state.groups.values()
-        if not group.dormant
-    )
+    return ctx.index.waits
