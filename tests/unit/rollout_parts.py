@@ -149,7 +149,7 @@ class ScriptedEngine:
 
     def _token(self, request, at, ids):
         if self._script is not None:
-            script = self._script(request)
+            script, at = self._script(request), at + request.num_answer_tokens
             return script[at] if at < len(script) else None
         sampling = request.sampling
         drawn = sampling.seed if sampling.temperature else None
@@ -158,7 +158,8 @@ class ScriptedEngine:
 
     def _finish(self, request, ids):
         sampling = request.sampling
-        text = self._decode(ids) if self._decode and sampling.stop_strings else ""
+        begun = request.prompt_ids[len(request.prompt_ids) - request.num_answer_tokens :]
+        text = self._decode(begun + ids) if self._decode and sampling.stop_strings else ""
         if ids[-1] in sampling.stop_ids or any(stop in text for stop in sampling.stop_strings):
             return "stop"
         room = self._context - len(request.prompt_ids)

@@ -178,6 +178,7 @@ class RolloutParked:
     spans: tuple[VersionSpan, ...]  # of all tokens sampled so far, those of the unfinished answer included
     payload: str  # what a later life can go on from, "" where the environment restarts
     cause: Literal["asked", "engine_lost"] = "asked"
+    num_unfinished_tokens: int = 0  # of the spans' end: of an answer whose TurnEnded tells them again
 
 
 @dataclass(frozen=True, slots=True)

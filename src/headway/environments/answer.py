@@ -1,8 +1,10 @@
 """One answer of the policy while it grows, over one engine request or several.
 
 An answer that was parked goes on as a new request, whose prompt is the context with the tokens so far and
-whose budget is what is left. Its draws have a seed of their own: those of the first request's seed would
-begin again. Invariant: ids, log-probs and spans stay of one length, and never exceed the budget.
+whose budget is what is left. Its draws go on too: the engine fixes each by the seed and the position in the
+whole answer, so that none comes twice, and under the same weights the same tokens follow.
+
+Invariant: ids, log-probs and spans stay of one length, and never exceed the budget.
 """
 
 from __future__ import annotations
@@ -17,8 +19,6 @@ from headway.core.records import FLOATS, TOKENS, FinishReason, Message, VersionS
 
 if TYPE_CHECKING:
     from headway.core.protocols import Chunk
-
-_TURN_SEED, _PART_SEED = 0x9E3779B1, 0x85EBCA6B  # odd, so that neighbours differ in all bits
 
 
 def _ids() -> array[int]:
@@ -52,10 +52,6 @@ class Answer:
     def left(self) -> int:
         """Tokens that may still be sampled."""
         return self.budget - len(self.ids)
-
-    def seed(self, rollout_seed: int, turn: int) -> int:
-        """Return the seed of the next request's draws."""
-        return (rollout_seed + turn * _TURN_SEED + self.num_parts * _PART_SEED) % 2**31
 
     def take(self, chunk: Chunk) -> None:
         """Append what the engine sampled.

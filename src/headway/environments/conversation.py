@@ -140,13 +140,14 @@ class Conversation:
         finally:
             early = self.generation.gate.parked()
             if not self._closed:
-                known = self.partial()
+                known, command = self.partial(), self._command
                 spans = [span for turn in known.turns for span in turn.spans]
-                if known.unfinished is not None:
-                    spans += known.unfinished.spans
-                command = self._command
-                told = tuple(merge_spans(spans))
-                self._emit(RolloutParked(command.rollout, command.attempt, told, payload, cause))
+                unfinished = [] if known.unfinished is None else known.unfinished.spans
+                told = tuple(merge_spans([*spans, *unfinished]))
+                num_unfinished = sum(span.num_tokens for span in unfinished)
+                self._emit(
+                    RolloutParked(command.rollout, command.attempt, told, payload, cause, num_unfinished)
+                )
                 if early:
                     self._open(early)
 

@@ -168,7 +168,7 @@ class Generation:
             top_k=self._limits.top_k,
             stop_ids=self._renderer.stop_ids,
             stop_strings=self._stop_strings,
-            seed=answer.seed(command.seed, turn),
+            seed=(command.seed + turn * 0x9E3779B1) % 2**31,
         )
         name = f"{self.session}.{turn}" + (f".p{answer.num_parts}" if answer.num_parts else "")
         return GenerateRequest(

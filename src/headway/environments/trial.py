@@ -1,7 +1,8 @@
 """One rollout outside a run, for `headway env try` and for people who write environments.
 
 Consumes the host's events and answers them as the scheduler would: grants every sandbox, resumes what the
-engine lost, scores what ended, releases what is left. Waits for the score or the failure; `timeout_s` bounds the whole.
+engine lost, scores what ended, releases what is left. Waits for the score or the failure; `timeout_s` bounds
+the whole.
 """
 
 from __future__ import annotations
@@ -110,9 +111,7 @@ async def _follow(host: RolloutHost, task: Task, events: asyncio.Queue[Event]) -
         seen.append(event)
         if isinstance(event, SandboxWanted):
             host.grant(GrantSandbox(event.rollout, event.attempt, event.sandbox))
-        elif isinstance(
-            event, RolloutParked
-        ):  # the engine lost its request; it says why when it does so again
+        elif isinstance(event, RolloutParked):  # its request was lost
             host.resume(Resume(_ROLLOUT, 1, _REPLICA))
         elif isinstance(event, RolloutEnded):
             wanted = [item.sandbox for item in seen if isinstance(item, SandboxWanted)]

@@ -29,8 +29,8 @@ class GeneratorSettings:
     prefill_chunk_tokens: int = setting(512, "Prompt tokens computed between two decode steps at most.", ge=1)
     chunk_tokens: int = setting(
         32,
-        "Tokens of an answer that are handed on at once. What is handed on survives the generator's death, and "
-        "is what pruning sees of an answer; 0 hands on whole answers only.",
+        "Tokens of an answer that are handed on at once. They survive the generator's death, and pruning "
+        "sees them; 0 hands on whole answers only.",
         ge=0,
     )
 
