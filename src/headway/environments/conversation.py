@@ -98,9 +98,13 @@ class Conversation:
 
     # --- what the host calls
 
+    def may_park(self) -> bool:
+        """Stop at the next token; return whether `park` is to follow, which tells RolloutParked."""
+        return not self._closed and self.generation.gate.ask()
+
     async def park(self) -> None:
-        """Give the engine's memory back and stop at the next answer; told by RolloutParked."""
-        if not self._closed and self.generation.gate.ask() and not await self.generation.abort():
+        """Give the engine's memory back, now or by whoever awaits the request in flight."""
+        if not await self.generation.abort():
             await self._parked("asked")
 
     def resume(self, replica: str) -> None:

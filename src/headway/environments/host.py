@@ -149,8 +149,9 @@ class RolloutHost:
     def park(self, command: Park) -> None:
         """Stop a rollout at its next token; answered by RolloutParked, or by its end, which settles it."""
         attempt = self._attempts.get((command.rollout, command.attempt))
-        if attempt is not None and attempt.chat is not None and not attempt.settled:
-            self._spawn(self._park(attempt, attempt.chat))
+        chat = None if attempt is None or attempt.settled else attempt.chat
+        if attempt is not None and chat is not None and chat.may_park():
+            self._spawn(self._park(attempt, chat))
 
     def resume(self, command: Resume) -> None:
         """Let a parked rollout go on; answered by RolloutResumed. Nothing else is changed by it."""
