@@ -178,6 +178,7 @@ class RolloutParked:
     spans: tuple[VersionSpan, ...]  # of all tokens sampled so far, those of the unfinished answer included
     payload: str  # what a later life can go on from, "" where the environment restarts
     cause: Literal["asked", "engine_lost"] = "asked"
+    num_unfinished_tokens: int = 0  # of the spans' end: of an answer whose TurnEnded tells them again
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,7 @@ class RolloutResumed:
     attempt: int
     replica: str  # that it asks from now on
     num_recomputed_tokens: int  # context whose KV was given up when it was parked and is computed anew
+    parked_s: float = 0.0  # that it stood still; a tool call that went on meanwhile is no part of it
 
 
 @dataclass(frozen=True, slots=True)
