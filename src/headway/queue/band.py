@@ -20,7 +20,7 @@ before the one before it has had its effect, so that one overload halves nothing
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from headway.core.settings import Problem, setting
@@ -114,6 +114,16 @@ class BandState:
     phase: Phase = "hold"
     sampled_s: float = -1.0  # time of the newest sample, below 0 before the first
     cut_s: float = -1.0  # time of the newest cut, below 0 before the first
+
+
+@dataclass(slots=True)
+class ConcurrencyState:
+    """What the concurrency rule remembers."""
+
+    bands: dict[str, BandState] = field(default_factory=dict[str, BandState])  # by replica
+    sandboxes: BandState | None = None  # of the sandbox quota, once that was in the way
+    lifetime_s: float = 0.0  # mean time in flight of a rollout, 0 before the first ended
+    told: int = -1  # the limit that a note told last
 
 
 def sample(

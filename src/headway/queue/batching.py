@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Row, Train
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
+from headway.queue import guard
 from headway.queue.admission import ghosts
 from headway.queue.staleness import age, drop_stale
 from headway.queue.stopping import stop
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def release(ctx: Context) -> None:
     """Hand a batch to the idle trainer when one is ready."""
     state, queue = ctx.state, ctx.settings.queue
-    if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined:
+    if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined or guard.paused(ctx):
         return
     drop_stale(ctx)
     queued = ctx.index.train["queued"]
@@ -91,7 +92,7 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
         )
     )
     ctx.note(QueueDepth(ctx.index.num_admitted, left))
-    ctx.ask(Train(state.next_batch, state.step + 1, tuple(rows)))
+    ctx.ask(Train(state.next_batch, state.step + 1, tuple(rows), state.lr_scale))
     ctx.expect("train", ctx.settings.deadlines.train_s)
     state.next_batch += 1
     state.trainer = "training"

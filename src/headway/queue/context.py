@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headway.core.commands import Command
 from headway.core.notes import Fate, Note, RolloutSettled, Warned
 from headway.queue.index import Index
-from headway.queue.state import GroupState, GroupStage, RolloutState, State, Station
+from headway.queue.state import GroupStage, GroupState, RolloutState, State, Station
 
 if TYPE_CHECKING:
     from headway.queue.settings import SchedulerSettings

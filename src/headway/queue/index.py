@@ -41,6 +41,7 @@ class Index:
         self.complete: dict[str, GroupState] = {}  # running, and every rollout scored or lost
         self.parked: dict[str, RolloutState] = {}  # train rollouts that hold no engine memory, oldest first
         self.num_running = 0  # train rollouts at station running
+        self.busy: dict[str, int] = {}  # rollouts at station running, of any purpose, by replica
         self.load: dict[str, int] = {}  # rollouts of running groups, by replica
         self._loaded: dict[str, tuple[str, int]] = {}
         self.wanted: dict[str, dict[str, SandboxState]] = {"rollout": {}, "verify": {}}  # first come first
@@ -130,6 +131,10 @@ class Index:
             self.complete.pop(group.id, None)
 
     def _count(self, group: GroupState, rollout: RolloutState, sign: int) -> None:
+        if rollout.station == "running":
+            self.busy[group.replica] = self.busy.get(group.replica, 0) + sign
+            if not self.busy[group.replica]:
+                del self.busy[group.replica]
         if group.purpose != "train":
             return
         if rollout.station == "running":

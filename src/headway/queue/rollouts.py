@@ -12,7 +12,7 @@ from headway.core.commands import Cancel, Score
 from headway.core.events import RolloutEnded, RolloutFailed, Scored, ScoreFailed, ToolEnded, TurnEnded
 from headway.core.notes import AttemptFailed, Fate
 from headway.core.records import merge_spans
-from headway.queue import sandboxes
+from headway.queue import concurrency, sandboxes
 from headway.queue.admission import start_attempt
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ _FATES: dict[str, Fate] = {
     "infrastructure": "failed_infrastructure",
     "environment": "failed_environment",
     "reward": "failed_reward",
+    "pruned": "pruned",
 }
+CROSSING = ("length", "repetition", "environment", "value")  # whose pruning an end that crosses it undoes
 _TOTAL_TIMEOUTS = 4  # an attempt that keeps making progress may take this many idle timeouts
 
 
@@ -57,12 +59,15 @@ def ended(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollout
     rollout.spans, rollout.num_tokens = list(event.spans), event.num_tokens
     rollout.payload, rollout.truncated = event.payload, event.truncated
     sandboxes.release_all(ctx, rollout)
+    concurrency.rollout_ended(ctx, rollout)
     if rollout.pending == "cancelling":
         ctx.met(f"cancel:{rollout.id}")
-        if rollout.owner != "environment":
-            _lose(ctx, group, rollout, "scheduler")
+        crossed = rollout.owner == "environment" or rollout.pruned in CROSSING
+        if not crossed:
+            _lose(ctx, group, rollout, rollout.owner)
             return
-        rollout.pending, rollout.owner = "", ""  # its end and the cancel of its deadline crossed: it counts
+        # its end and the cancel of its deadline, or of its pruning, crossed: it counts
+        rollout.pending, rollout.owner, rollout.pruned = "", "", ""
     score(ctx, group, rollout)
 
 
@@ -81,7 +86,7 @@ def failed(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollou
     ctx.met(f"cancel:{rollout.id}")
     sandboxes.release_all(ctx, rollout)
     if rollout.pending == "cancelling" and rollout.owner != "environment":
-        _lose(ctx, group, rollout, "scheduler")
+        _lose(ctx, group, rollout, rollout.owner)
         return
     owner = "environment" if rollout.pending == "cancelling" else event.owner
     message = event.message if owner == event.owner else f"no answer within its deadline ({event.message})"
@@ -110,7 +115,7 @@ def scored(ctx: Context, group: GroupState, rollout: RolloutState, event: Scored
     sandboxes.release_all(ctx, rollout)
     if rollout.pending == "cancelling":
         ctx.met(f"cancel:{rollout.id}")
-        _lose(ctx, group, rollout, "scheduler")
+        _lose(ctx, group, rollout, rollout.owner)
         return
     ctx.place(group, rollout, "scored")
     rollout.reward = event.reward
@@ -130,7 +135,7 @@ def score_failed(ctx: Context, group: GroupState, rollout: RolloutState, event: 
         score(ctx, group, rollout)
         return
     ctx.state.last_failure = f"reward failure ({event.cause}) in task {group.task_id}: {event.message}"
-    _lose(ctx, group, rollout, "reward" if not rollout.pending else "scheduler")
+    _lose(ctx, group, rollout, "reward" if not rollout.pending else rollout.owner)
 
 
 def cancel(ctx: Context, rollout: RolloutState, reason: str, owner: str = "scheduler") -> None:
@@ -161,7 +166,7 @@ def deadline(ctx: Context, kind: str, rollout_id: str) -> None:
             ctx, group, rollout, "environment", "timeout", "never returned, not even when cancelled"
         )
     else:
-        _lose(ctx, group, rollout, "scheduler")
+        _lose(ctx, group, rollout, rollout.owner)
 
 
 def _total_limit(ctx: Context, rollout: RolloutState) -> float:

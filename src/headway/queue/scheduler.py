@@ -55,8 +55,11 @@ from headway.core.notes import Ignored, Note
 from headway.queue import (
     admission,
     batching,
+    concurrency,
     evaluation,
     groups,
+    guard,
+    pruning,
     resuming,
     rollouts,
     sandboxes,
@@ -72,7 +75,16 @@ if TYPE_CHECKING:
     from headway.core.commands import Command
     from headway.queue.settings import SchedulerSettings
 
-SECTIONS = ("queue", "eval", "stop", "checkpoint", "deadlines")  # whose settings may change during a run
+SECTIONS = (
+    "queue",
+    "pruning",
+    "concurrency",
+    "guard",
+    "eval",
+    "stop",
+    "checkpoint",
+    "deadlines",
+)  # whose settings may change during a run
 
 RolloutEvent = (
     TurnEnded
@@ -136,6 +148,7 @@ class Scheduler:
         stopping.failing(ctx)
         evaluation.end(ctx)
         evaluation.begin(ctx)
+        evaluation.fill(ctx)
         sandboxes.grant(ctx)
         versions.publish(ctx)
         versions.save(ctx)
@@ -188,7 +201,8 @@ class Scheduler:
                     ctx.note(Ignored("StepEnded", str(event.step)))
                 else:
                     batching.step_ended(ctx, event)
-                    self._after_step(ctx)
+                    if not guard.step_ended(ctx, event):
+                        self._after_step(ctx)
             case VersionPublished():
                 versions.published(ctx, event)
             case VersionApplied():
@@ -217,6 +231,7 @@ class Scheduler:
                 self._maybe_start(ctx)
             case ReplicaJoined():
                 state.replicas[event.replica] = ReplicaState(event.epoch, event.lineage, event.number)
+                state.replicas[event.replica].max_running = event.max_running
                 self._maybe_start(ctx)
             case ReplicaLost():
                 stopping.stop(
@@ -238,7 +253,7 @@ class Scheduler:
                 state.wake_at_s = None
                 waits.passed(ctx)
             case ReplicaChanged():
-                pass  # load is telemetry's; the concurrency rule that will use it is not here yet
+                concurrency.changed(ctx, event)
             case _:
                 raise TypeError(f"unknown event {type(event).__name__}")
 
@@ -280,18 +295,25 @@ class Scheduler:
         match event:
             case TurnEnded() if active and event.turn >= rollout.num_turns:
                 rollouts.turn_ended(ctx, rollout, event)
+                pruning.after_turn(ctx, group, rollout)
             case ToolEnded() if active and event.call >= rollout.num_calls:
                 rollouts.tool_ended(ctx, rollout, event)
+            case VerdictGiven() if active:
+                pruning.verdict(ctx, group, rollout, event)
             case RolloutEnded() if active:
                 rollouts.ended(ctx, group, rollout, event)
             case RolloutFailed() if active:
                 rollouts.failed(ctx, group, rollout, event)
             case Scored() if rollout.station == "scoring" and event.tries == rollout.score_tries:
                 rollouts.scored(ctx, group, rollout, event)
+                if rollout.station == "scored" and group.purpose == "train":
+                    guard.rollout_scored(ctx, rollout.reward, rollout.num_tokens)
             case ScoreFailed() if rollout.station == "scoring" and event.tries == rollout.score_tries:
                 rollouts.score_failed(ctx, group, rollout, event)
             case _:
                 ctx.note(Ignored(type(event).__name__, event.rollout))
+        if rollout.station == "lost":
+            pruning.after_loss(ctx, group)
 
     def _take_task(self, ctx: Context, event: TaskOffered) -> None:
         group = self.state.groups.get(self.state.requests.get(event.request, ""))
@@ -312,6 +334,8 @@ class Scheduler:
         ctx.drop_group(group)
         if group.purpose == "train":
             self.state.exhausted = True
+        else:
+            evaluation.exhausted(ctx)
 
     def _change_setting(self, ctx: Context, event: SettingChanged) -> None:
         section, _, name = event.key.partition(".")
@@ -336,3 +360,5 @@ class Scheduler:
                 "setting", f"{section}.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
             )
         ctx.settings = self.settings
+        if event.key == "guard.paused" and not self.settings.guard.paused:
+            guard.resume(ctx)

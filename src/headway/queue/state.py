@@ -6,14 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headway.core.records import Purpose, VersionSpan
+from headway.queue.band import ConcurrencyState
+from headway.queue.watch import GuardState
 
 # No event tells when an answer is asked for: between a start and its end a rollout is "running", be it in
 # the engine's line, decoding, at a tool or in its environment. `RolloutState.last_sign` says what ended last.
 Station = Literal["running", "parked", "scoring", "scored", "lost", "queued", "training"]
 ACTIVE = ("running", "parked")  # the attempt has neither ended nor failed
 Pending = Literal["", "cancelling", "parking"]
+PruneSource = Literal["", "length", "repetition", "environment", "value", "user", "group"]
 GroupStage = Literal["requested", "running", "signalling", "queued", "training", "trained"]
-CARRIED = ("interrupted", "failed")  # outcomes after which train groups are kept for a resume
+CARRIED = ("interrupted", "failed", "guard")  # outcomes after which train groups are kept for a resume
 Phase = Literal["starting", "running", "stopping", "finished"]
 
 
@@ -39,6 +42,8 @@ class RolloutState:
     reward: float = 0.0
     advantage: float = 0.0
     owner: str = ""  # of its loss, for station lost
+    pruned: PruneSource = ""  # who asked for this attempt's early end
+    audited: PruneSource = ""  # who would have, of a rollout that is let finish to see whether it was right
     sandboxes: list[str] = field(
         default_factory=list[str]
     )  # ids it ever asked for, to know a repeated request
@@ -72,6 +77,7 @@ class ReplicaState:
     lineage: int
     number: int  # applied
     pending: int | None = None  # being applied
+    max_running: int = 0  # requests that it decodes at once
 
 
 @dataclass(slots=True)
@@ -90,9 +96,13 @@ class EvalState:
 
     lineage: int
     number: int
+    num_tasks: int  # still to be asked for, or asked for
     num_requested: int = 0
     rewards: list[float] = field(default_factory=list[float])
     num_failed: int = 0
+    num_scored_tasks: int = 0
+    sum_solved: float = 0.0  # solved shares of these
+    num_solved_tasks: int = 0  # with at least one solved rollout
 
 
 @dataclass(slots=True)
@@ -109,6 +119,7 @@ class State:
     workers: list[str] = field(default_factory=list[str])  # environment workers that joined
     trainer_joined: bool = False
     trainer: Literal["idle", "training", "publishing", "saving"] = "idle"
+    lr_scale: float = 1.0  # of the learning rate, below 1 after a guard's rollback
     replicas: dict[str, ReplicaState] = field(default_factory=dict[str, ReplicaState])
 
     lineage: int = 0
@@ -138,6 +149,12 @@ class State:
     rewards: list[float] = field(default_factory=list[float])  # newest finished train rollouts
 
     sandboxes: dict[str, SandboxState] = field(default_factory=dict[str, SandboxState])
+    starts_due_s: float = (
+        0.0  # when the sandbox after the last one that was granted would start at the set rate
+    )
+
+    concurrency: ConcurrencyState = field(default_factory=ConcurrencyState)
+    guard: GuardState = field(default_factory=GuardState)
 
     eval: EvalState | None = None
     eval_wanted: int = -1  # evaluate the first version from this one on, -1 for none

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import ApplyVersion, Checkpoint, Publish
 from headway.core.notes import Ignored, VersionSuperseded
+from headway.queue import guard
 
 if TYPE_CHECKING:
     from headway.core.events import CheckpointDone, VersionApplied, VersionPublished
@@ -79,7 +80,8 @@ def save(ctx: Context) -> None:
         return
     every = ctx.settings.checkpoint.every_steps
     due = every and state.step // every > max(state.saved_step, 0) // every
-    if (state.phase == "running" and due) or (state.phase == "stopping" and not state.failed and state.step):
+    ending = state.phase == "stopping" and not state.failed and state.outcome != "guard"
+    if (state.phase == "running" and due and not guard.paused(ctx)) or (ending and state.step):
         state.trainer = "saving"
         ctx.ask(Checkpoint(state.step))
         ctx.expect("checkpoint", ctx.settings.deadlines.checkpoint_s)

@@ -116,6 +116,20 @@ class Course:
     alarmed_steps: int = 0  # in a row
 
 
+@dataclass(slots=True)
+class GuardState:
+    """What the guard remembers."""
+
+    courses: dict[str, Course] = field(default_factory=dict[str, Course])
+    num_scored: int = 0  # train rollouts since the last step
+    sum_reward: float = 0.0  # of these
+    sum_tokens: int = 0  # that these sampled
+    paused: bool = False
+    num_rollbacks: int = 0
+    tried: list[int] = field(default_factory=list[int])  # checkpoints that a rollback went back to
+    dropped: bool = False  # a checkpoint was deleted, so that the run cannot begin anew
+
+
 class Finding(NamedTuple):
     """A window that is out of line."""
 
