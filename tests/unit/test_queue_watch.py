@@ -76,7 +76,7 @@ def test_median_of_even_and_odd_numbers() -> None:
 def test_the_limit_is_so_many_robust_deviations_off() -> None:
     baseline = [1.0, 1.2, 0.8, 1.1, 0.9, 1.0, 1.3, 0.7, 1.0]  # absolute deviations' median 0.1
     low, high = limits_of(SETTINGS, "reward", baseline)  # the newer half, 0.9 to 1.3 without order: median 1
-    assert low == pytest.approx(1.0 - 5 * 0.14826)
+    assert low == pytest.approx(1.0 - 3.5 * 0.14826)
     assert high is None
     low, high = limits_of(SETTINGS, "response_tokens", [math.e**x - 1 for x in baseline])
     assert low == pytest.approx(math.exp(1.0 - 5 * 0.14826) - 1)
@@ -87,7 +87,7 @@ def test_the_limit_is_so_many_robust_deviations_off() -> None:
 def test_a_baseline_without_spread_is_not_a_hair_trigger() -> None:
     assert limits_of(SETTINGS, "clip_fraction", [0.0] * 20)[1] == pytest.approx(0.01 * (math.exp(0.5) - 1))
     assert limits_of(SETTINGS, "response_tokens", [99.0] * 20)[1] == pytest.approx(100 * math.exp(0.5) - 1)
-    assert limits_of(SETTINGS, "reward", [0.5] * 20)[0] == pytest.approx(0.4)
+    assert limits_of(SETTINGS, "reward", [0.5] * 20)[0] == pytest.approx(0.5 - 3.5 * 0.02)
 
 
 @pytest.mark.parametrize("name", sorted(WATCHED))

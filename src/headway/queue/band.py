@@ -5,16 +5,15 @@ way up, multiplicative and at once on the way down:
 
 - below the band and the limit reached: grow towards the middle of the band. What is in flight needs its own
   lifetime to fill its memory, so a limit grows by at most `growth` of itself in one mean lifetime; with
-  `high / low > 1 + growth` what was let in below the band cannot end above it.
+  `high / low >= 1 + growth` what was let in below the band does not end above it.
 - inside the band: hold. The band is the hysteresis.
 - at or above `high` (soft trim): let nothing more in until as many have ended as brings the share back to the
-  middle of the band.
-  Those that are left are old and full, so the share falls later than their number: the next soft cut comes half
-  a lifetime after the last at the earliest.
+  middle of the band. Those that are left are old and full, so the share falls later than their number: the
+  next soft cut comes half a lifetime after the last at the earliest.
 - at or above `hard` (hard trim): the same, and those beyond the limit give their memory up now.
 
-Invariants: `min <= limit <= max`; a limit that nobody reaches does not grow (no windup); a cut is not repeated
-before the one before it has had its effect, so that one overload halves nothing twice.
+Invariants: `least <= limit <= most`; a limit that nobody reaches does not grow (no windup); a cut is not
+repeated before the one before it has had its effect, so that one overload halves nothing twice.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class ConcurrencySettings:
 
     mode: Literal["fixed", "adaptive"] = setting(
         "fixed",
-        "fixed leaves the number of rollouts in flight to queue.depth and queue.max_running_rollouts; adaptive "
-        "keeps each replica's KV use between low and high.",
+        "fixed leaves the number of rollouts in flight to queue.depth and queue.max_running_rollouts; "
+        "adaptive keeps each replica's KV use between low and high.",
     )
     initial: int = setting(
         0, "Rollouts in flight for each replica at the beginning; 0 takes queue.group_size.", ge=0
@@ -61,7 +60,7 @@ class ConcurrencySettings:
     )
     trim: Literal["youngest", "longest"] = setting(
         "youngest",
-        "Which rollouts a hard trim parks: the youngest lose the least work, the longest free the most memory.",
+        "Which rollouts a hard trim parks: the youngest lose the least work, the longest free the most.",
     )
 
     def problems(self) -> Iterator[Problem]:

@@ -6,8 +6,8 @@ rollout's own end cross it, nothing is saved by dropping it, so it counts (not w
 
 What is pruned leaves its group; it is neither a reward nor a failure. That biases what is trained: a length
 budget takes away long rollouts, a good value model takes away the failures that a group's advantages need.
-A share of the rollouts to be pruned is let finish, chosen by a hash of the run's seed and the rollout's id, and
-compared with its group: an audit.
+A share of the rollouts to be pruned is let finish, chosen by a hash of the run's seed and the rollout's id,
+and compared with its group: an audit.
 """
 
 from __future__ import annotations

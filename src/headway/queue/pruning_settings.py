@@ -29,8 +29,8 @@ class PruningSettings:
     min_turns: int = setting(1, "Answers that a rollout has given before a predicted reward counts.", ge=0)
     dead_groups: bool = setting(
         False,
-        "Prune what is left of a group that can no longer be trained: too few members left, or one lost with "
-        "queue.on_failed_rollout = void. Biases nothing, for the group would be dropped anyway.",
+        "Prune what is left of a group that can no longer be trained: too few members left, or one lost "
+        "with queue.on_failed_rollout = void. Biases nothing, for the group would be dropped anyway.",
     )
     audit: float = setting(
         0.0,

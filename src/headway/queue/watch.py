@@ -1,19 +1,19 @@
 """Watching a run's numbers: is the newest window of steps out of line with the steps before it? Pure.
 
-Each metric has a window of its newest steps and a baseline of the steps before the window. Both are summed up
-robustly, so that one odd step neither raises an alarm nor spoils the baseline. Metrics that are never negative
-are judged by their logarithm, because they change by factors (log(x + floor), so that noise near 0 counts for
-nothing); the reward as it is:
+Each metric has a window of its newest steps and a baseline of the steps before the window. Both are summed
+up robustly, so that one odd step neither raises an alarm nor spoils the baseline. Metrics that are never
+negative are judged by their logarithm, because they change by factors (log(x + floor), so that noise near 0
+counts for nothing); the reward as it is:
 
     scale = max(1.4826 * median(|x - median(baseline)|), least scale)
-    alarm when median(window) - median(newer half of the baseline) is beyond sigmas * scale,
-    on a side on which the metric collapses
+    alarm when median(window) - median(newer half of the baseline) is beyond sigmas * scale (0.7 of it for the
+    reward, whose noise has no tails), on a side on which the metric collapses
 
 1.4826 makes the median absolute deviation of normal noise its standard deviation. The newer half follows a
-metric that drifts as the run learns. An absolute limit of the user's is compared with the window's median too,
-and needs no baseline. While a metric is in alarm its baseline stands still, so that a collapse does not become
-normal; after `baseline` steps in alarm it does: what lasted so long under a warning is how the run is now. What
-drifts more slowly than the baseline moves raises no alarm; only an absolute limit sees it.
+metric that drifts as the run learns. An absolute limit of the user's is compared with the window's median
+too, and needs no baseline. While a metric is in alarm its baseline stands still, so that a collapse does not
+become normal; after `baseline` steps in alarm it does: what lasted so long under a warning is how the run is
+now. What drifts more slowly than the baseline moves raises no alarm; only an absolute limit sees it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class GuardSettings:
 
     action: Action = setting(
         "warn",
-        "On an alarm: warn; pause (no more batches until guard.paused is set to false or the run is resumed); "
-        "rollback (to the last checkpoint from before the alarm, with a lower learning rate); stop (the run "
-        "can be resumed from its last checkpoint). off watches nothing.",
+        "On an alarm: warn; pause (no more batches until guard.paused is set to false or the run is "
+        "resumed); rollback (to the last checkpoint from before the alarm, with a lower learning rate); stop "
+        "(the run can be resumed from its last checkpoint). off watches nothing.",
     )
     window: int = setting(
         5, "Newest steps whose median is judged; an alarm needs more than half of them to be out.", ge=1
@@ -87,10 +87,11 @@ class Watched(NamedTuple):
     falls: bool  # a fall is a collapse
     rises: bool  # a rise is
     floor: float | None  # what is far below this is 0; None is judged as it is, not by its logarithm
+    share: float = 1.0  # of `sigmas`: less where the noise has no tails
 
 
 WATCHED: dict[str, Watched] = {
-    "reward": Watched(falls=True, rises=False, floor=None),
+    "reward": Watched(falls=True, rises=False, floor=None, share=0.7),
     "entropy": Watched(falls=True, rises=True, floor=0.02),
     "grad_norm": Watched(falls=False, rises=True, floor=1e-3),
     "mismatch_kl": Watched(falls=False, rises=True, floor=1e-3),
@@ -184,7 +185,11 @@ def limits_of(
         values = [_to_scale(watched, value) for value in baseline]
         middle = median(values)
         spread = _NORMAL * median([abs(value - middle) for value in values])
-        reach = settings.sigmas * max(spread, _LEAST_REWARD if watched.floor is None else _LEAST_FACTOR)
+        reach = (
+            settings.sigmas
+            * watched.share
+            * max(spread, _LEAST_REWARD if watched.floor is None else _LEAST_FACTOR)
+        )
         recent = median(values[-(len(values) // 2) :])
         if watched.falls:
             relative = _from_scale(watched, recent - reach)
