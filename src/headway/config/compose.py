@@ -11,7 +11,9 @@ from headway.config.run import RunSettings
 from headway.environments.settings import EnvironmentSettings
 from headway.generator.settings import GeneratorSettings
 from headway.queue.band import ConcurrencySettings
+from headway.queue.partial import PartialSettings
 from headway.queue.pruning_settings import PruningSettings
+from headway.queue.recovery import RecoverySettings
 from headway.queue.settings import (
     CheckpointSettings,
     DeadlineSettings,
@@ -19,6 +21,7 @@ from headway.queue.settings import (
     QueueSettings,
     StopSettings,
 )
+from headway.queue.staleness import StalenessSettings
 from headway.queue.watch import GuardSettings
 from headway.rewards.settings import RewardSettings
 from headway.sandbox.settings import SandboxSettings
@@ -40,6 +43,9 @@ class Config:
     pruning: PruningSettings
     concurrency: ConcurrencySettings
     guard: GuardSettings
+    staleness: StalenessSettings
+    partial: PartialSettings
+    recovery: RecoverySettings
     algorithm: AlgorithmSettings
     trainer: TrainerSettings
     eval: EvalSettings

@@ -44,6 +44,8 @@ def changed(ctx: Context, event: ReplicaChanged) -> list[tuple[GroupState, Rollo
     reason = f"{machine.phase} {event.replica}"
     if _sample_sandboxes(ctx):
         reason = "sandboxes"
+    if ctx.index.parked and room(ctx):
+        ctx.state.resume_due = True
     _tell(ctx, reason)
     return _victims(ctx, event.replica, excess) if excess else []
 

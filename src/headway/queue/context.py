@@ -12,7 +12,7 @@ from headway.queue.index import Index
 from headway.queue.state import GroupStage, GroupState, RolloutState, State, Station
 
 if TYPE_CHECKING:
-    from headway.queue.settings import SchedulerSettings
+    from headway.queue.settings import SchedulerSettings  # noqa: TC004 - it composes the rules own settings
 
 
 @dataclass(slots=True)

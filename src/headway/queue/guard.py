@@ -23,14 +23,6 @@ OUTCOME = "guard"
 _UNITS = {"entropy": " nats a token", "mismatch_kl": " nats a token", "response_tokens": " tokens"}
 
 
-def rollout_scored(ctx: Context, reward: float, num_tokens: int) -> None:
-    """A train rollout was scored; its step is the one in progress."""
-    state = ctx.state.guard
-    state.num_scored += 1
-    state.sum_reward += reward
-    state.sum_tokens += num_tokens
-
-
 def step_ended(ctx: Context, event: StepEnded) -> bool:
     """Look at the step that ended; return whether the run was taken back to an earlier one."""
     state, settings = ctx.state.guard, ctx.settings.guard

@@ -34,8 +34,8 @@ class PruningSettings:
     )
     audit: float = setting(
         0.0,
-        "Share of the rollouts to be pruned that is let finish instead, to measure how often pruning is wrong "
-        "(rl.prune.wrong_fraction).",
+        "Share of the rollouts to be pruned that is let finish instead, to measure how often pruning is "
+        "wrong (rl.prune.wrong_fraction).",
         ge=0,
         le=1,
     )

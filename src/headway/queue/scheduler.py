@@ -59,7 +59,9 @@ from headway.queue import (
     evaluation,
     groups,
     guard,
+    partial,
     pruning,
+    recovery,
     resuming,
     rollouts,
     sandboxes,
@@ -69,7 +71,7 @@ from headway.queue import (
 )
 from headway.queue.context import Context
 from headway.queue.index import Index
-from headway.queue.state import ACTIVE, ReplicaState, State
+from headway.queue.state import ACTIVE, State
 
 if TYPE_CHECKING:
     from headway.core.commands import Command
@@ -80,6 +82,9 @@ SECTIONS = (
     "pruning",
     "concurrency",
     "guard",
+    "staleness",
+    "partial",
+    "recovery",
     "eval",
     "stop",
     "checkpoint",
@@ -155,6 +160,7 @@ class Scheduler:
         versions.apply(ctx)
         resuming.restart(ctx)
         batching.release(ctx)
+        partial.resume(ctx)
         admission.admit(ctx)
         stopping.finish(ctx)
 
@@ -210,7 +216,7 @@ class Scheduler:
             case CheckpointDone():
                 versions.saved(ctx, event)
             case RolledBack():
-                ctx.note(Ignored("RolledBack", str(event.step)))
+                recovery.rolled_back(ctx, event)
             case _:
                 self._take_run(ctx, event)
 
@@ -225,21 +231,17 @@ class Scheduler:
                 self._begin_life(ctx)
             case WorkerJoined():
                 if event.role == "trainer":
-                    state.trainer_joined = True
+                    recovery.trainer_joined(ctx)
                 elif event.worker not in state.workers:
                     state.workers.append(event.worker)
                 self._maybe_start(ctx)
             case ReplicaJoined():
-                state.replicas[event.replica] = ReplicaState(event.epoch, event.lineage, event.number)
-                state.replicas[event.replica].max_running = event.max_running
+                recovery.replica_joined(ctx, event)
                 self._maybe_start(ctx)
             case ReplicaLost():
-                stopping.stop(
-                    ctx, "failed", f"generator {event.replica} was lost: {event.cause}", failed=True
-                )
+                recovery.replica_lost(ctx, event)
             case WorkerLost():
-                text = f"{event.role} worker {event.worker} was lost: {event.cause}"
-                stopping.stop(ctx, "failed", text, failed=True)
+                recovery.worker_lost(ctx, event)
             case CommandRefused():
                 text = f"{event.command} of {event.target} could not be carried out: {event.message}"
                 stopping.stop(ctx, "failed", text, failed=True)
@@ -253,7 +255,8 @@ class Scheduler:
                 state.wake_at_s = None
                 waits.passed(ctx)
             case ReplicaChanged():
-                concurrency.changed(ctx, event)
+                for group, rollout in concurrency.changed(ctx, event):
+                    partial.park(ctx, group, rollout)
             case _:
                 raise TypeError(f"unknown event {type(event).__name__}")
 
@@ -294,20 +297,22 @@ class Scheduler:
         active = rollout.station in ACTIVE
         match event:
             case TurnEnded() if active and event.turn >= rollout.num_turns:
-                rollouts.turn_ended(ctx, rollout, event)
+                rollouts.turn_ended(ctx, group, rollout, event)
                 pruning.after_turn(ctx, group, rollout)
-            case ToolEnded() if active and event.call >= rollout.num_calls:
-                rollouts.tool_ended(ctx, rollout, event)
             case VerdictGiven() if active:
                 pruning.verdict(ctx, group, rollout, event)
+            case ToolEnded() if active and event.call >= rollout.num_calls:
+                rollouts.tool_ended(ctx, rollout, event)
+            case RolloutParked() if rollout.station == "running":
+                partial.parked(ctx, group, rollout, event)
+            case RolloutResumed() if rollout.station == "parked":
+                partial.resumed(ctx, group, rollout, event)
             case RolloutEnded() if active:
                 rollouts.ended(ctx, group, rollout, event)
             case RolloutFailed() if active:
                 rollouts.failed(ctx, group, rollout, event)
             case Scored() if rollout.station == "scoring" and event.tries == rollout.score_tries:
                 rollouts.scored(ctx, group, rollout, event)
-                if rollout.station == "scored" and group.purpose == "train":
-                    guard.rollout_scored(ctx, rollout.reward, rollout.num_tokens)
             case ScoreFailed() if rollout.station == "scoring" and event.tries == rollout.score_tries:
                 rollouts.score_failed(ctx, group, rollout, event)
             case _:
@@ -362,3 +367,4 @@ class Scheduler:
         ctx.settings = self.settings
         if event.key == "guard.paused" and not self.settings.guard.paused:
             guard.resume(ctx)
+        self.index.judged_at = None

@@ -130,6 +130,12 @@ class GuardState:
     tried: list[int] = field(default_factory=list[int])  # checkpoints that a rollback went back to
     dropped: bool = False  # a checkpoint was deleted, so that the run cannot begin anew
 
+    def rollout_scored(self, reward: float, num_tokens: int) -> None:
+        """A train rollout was scored; it counts for the step in progress."""
+        self.num_scored += 1
+        self.sum_reward += reward
+        self.sum_tokens += num_tokens
+
 
 class Finding(NamedTuple):
     """A window that is out of line."""
