@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Row, Train
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
+from headway.queue import guard
 from headway.queue.admission import ghosts
 from headway.queue.partial import park_stragglers
 from headway.queue.staleness import age, drop_stale, masked_versions, weight
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 def release(ctx: Context) -> None:
     """Hand a batch to the idle trainer when one is ready."""
     state, queue = ctx.state, ctx.settings.queue
-    if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined:
+    if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined or guard.paused(ctx):
         return
     drop_stale(ctx)
     queued = ctx.index.train["queued"]

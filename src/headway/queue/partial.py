@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from headway.core.commands import Park, Resume
 from headway.core.records import merge_spans
 from headway.core.settings import setting
-from headway.queue import rollouts, staleness
+from headway.queue import concurrency, rollouts, staleness
 from headway.queue.admission import start_attempt
 
 if TYPE_CHECKING:
@@ -111,7 +111,11 @@ def resume(ctx: Context) -> None:
     state.resume_due = False
     limit = ctx.settings.queue.max_running_rollouts
     waiting = [rollout for rollout in ctx.index.parked.values() if not rollout.pending]
-    for rollout in sorted(waiting, key=lambda rollout: (rollout.started_s, rollout.id)):
+    waiting.sort(key=lambda rollout: (rollout.started_s, rollout.id))
+    room = concurrency.room(ctx) if state.phase == "running" else None
+    if room is not None:  # those that are on their way back take some of it; the next measurement asks again
+        del waiting[max(0, room - (len(ctx.index.parked) - len(waiting))) :]
+    for rollout in waiting:
         found = ctx.find(rollout.id)
         assert found is not None
         group = found[0]

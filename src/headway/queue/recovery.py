@@ -42,7 +42,7 @@ def replica_joined(ctx: Context, event: ReplicaJoined) -> None:
     if before is not None and event.epoch <= before.epoch:
         ctx.note(Ignored("ReplicaJoined", event.replica))
         return
-    replica = ReplicaState(event.epoch, event.lineage, event.number)
+    replica = ReplicaState(event.epoch, event.lineage, event.number, max_running=event.max_running)
     if before is not None:
         ctx.met(f"restart:{event.replica}")
         replica.num_restarts = before.num_restarts

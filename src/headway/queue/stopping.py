@@ -132,7 +132,7 @@ def _waiting(ctx: Context) -> bool:
     if (
         state.trainer != "idle"
         or state.sandboxes
-        or (state.trainer_joined and max(state.saved_step, 0) < state.step)
+        or (state.trainer_joined and state.outcome != "guard" and max(state.saved_step, 0) < state.step)
     ):
         return True
     if state.eval is not None or (state.eval_wanted >= 0 and state.replicas):
