@@ -135,7 +135,9 @@ class _Life:
             next_seq=prepared.next_seq,
             advantages=advantage_function(prepared.config.algorithm),
             threads=self._threads,
-            save_snapshot=lambda step, seq: snapshots.write(prepared.run_dir, prepared.scheduler, step, seq),
+            save_snapshot=lambda seq: snapshots.write(
+                prepared.run_dir, prepared.scheduler, seq, prepared.config.checkpoint.keep
+            ),
             say=prepared.say,
         )
         crew = Crew(driver.inbox.put_nowait)

@@ -23,6 +23,7 @@ from headway.core.commands import (
     Publish,
     ReleaseSandbox,
     RequestTask,
+    Rollback,
     Score,
     Signal,
     StartRollout,
@@ -85,7 +86,7 @@ class LiveDriver:
         next_seq: int,
         advantages: Advantages,
         threads: Threads,
-        save_snapshot: Callable[[int, int], None],
+        save_snapshot: Callable[[int], None],
         say: Callable[[str], None],
     ) -> None:
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
@@ -151,7 +152,7 @@ class LiveDriver:
         self._seq += 1
         if isinstance(event, CheckpointDone):
             self._journal.sync()  # first: a snapshot must not know of more than the journal
-            self._save_snapshot(event.step, entry.seq)
+            self._save_snapshot(entry.seq)
         for command in commands:
             self._obey(command)
         self._share_cores(event)
@@ -202,7 +203,7 @@ class LiveDriver:
             case Train():
                 self._training = True
                 self._send("trainer", command)
-            case Publish() | Checkpoint():
+            case Publish() | Checkpoint() | Rollback():
                 self._send("trainer", command)
             case ApplyVersion():
                 for name in command.replicas:

@@ -48,7 +48,7 @@ def _resume(run_dir: Path) -> int:
         say(f"the run {run_dir} is complete ({scheduler.state.outcome}: {scheduler.state.message})")
         return 0
     model_dir = model_directory(config)
-    checkpoint = latest_checkpoint(checkpoint_dir(run_dir))
+    checkpoint = latest_checkpoint(checkpoint_dir(run_dir), scheduler.state.forks)
     step = int(read_checkpoint(checkpoint)["step"]) if checkpoint is not None else 0
     lineage = scheduler.state.lineage + 1
     if step < scheduler.state.saved_step:
