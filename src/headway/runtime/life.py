@@ -53,7 +53,7 @@ class Prepared:
     scheduler: Scheduler
     journal: JournalWriter
     metrics: RunMetrics
-    first: Event  # RunStarted or RunResumed
+    first: tuple[Event, ...]  # RunStarted; or RunResumed, and what changed since
     next_seq: int
     clock_offset_s: float
     lineage: int

@@ -119,9 +119,10 @@ class LiveDriver:
         if role == "environment":
             self._environments.append(name)
 
-    async def run(self, first: Event) -> Finish:
-        """Handle events until Finish."""
-        self._handle(first)
+    async def run(self, first: Sequence[Event]) -> Finish:
+        """Handle events until Finish; `first` come before any other."""
+        for event in first:
+            self._handle(event)
         while self.finish is None:
             event = await self._next()
             self._handle(event)

@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_never_loaded(bench):
     data[len(data) // 2] ^= 1
     damaged.write_bytes(data)
     assert latest_checkpoint(paths[0].parent) == paths[0]
-    with pytest.raises(HeadwayError, match="is damaged: the SHA-256 of trainer.pt"):
+    with pytest.raises(HeadwayError, match=r"is damaged: the SHA-256 of trainer\.pt"):
         bench.trainer().load(str(paths[1]))
 
 
