@@ -20,9 +20,11 @@ from headway.core.commands import (
     Command,
     Finish,
     GrantSandbox,
+    Park,
     Publish,
     ReleaseSandbox,
     RequestTask,
+    Resume,
     Rollback,
     Score,
     Signal,
@@ -197,7 +199,7 @@ class LiveDriver:
                 self._owner[command.rollout] = name
                 self._generating.add(command.rollout)
                 self._send(name, command)
-            case Cancel() | GrantSandbox() | ReleaseSandbox() | Score():
+            case Cancel() | Park() | Resume() | GrantSandbox() | ReleaseSandbox() | Score():
                 self._send(self._owner.get(command.rollout, self._environments[0]), command)
             case Signal():
                 self._signals.ask(command)
