@@ -24,6 +24,7 @@ from headway.core.commands import (
     Publish,
     ReleaseSandbox,
     RequestTask,
+    RestartWorker,
     Resume,
     Rollback,
     Score,
@@ -40,6 +41,7 @@ from headway.core.events import (
     RolloutEnded,
     RolloutFailed,
     StepEnded,
+    WorkerLost,
 )
 from headway.core.notes import RolloutSettled
 from headway.runtime.signals import SignalThread
@@ -88,6 +90,7 @@ class LiveDriver:
         next_seq: int,
         advantages: Advantages,
         threads: Threads,
+        restart: Callable[[RestartWorker], None],
         save_snapshot: Callable[[int], None],
         say: Callable[[str], None],
     ) -> None:
@@ -102,6 +105,7 @@ class LiveDriver:
         self._seq = next_seq
         self._signals = SignalThread(advantages, self._from_thread)
         self._threads = threads
+        self._restart = restart
         self._save_snapshot = save_snapshot
         self._say = say
         self._links: dict[str, Link] = {}
@@ -116,9 +120,10 @@ class LiveDriver:
         self._sync_at_s = 0.0
 
     def connect(self, role: str, name: str, link: Link) -> None:
-        """Make a worker reachable."""
+        """Make a worker reachable; one of a known name takes the place of one that died."""
         self._links[name] = link
-        if role == "environment":
+        self._given = (0, 0)  # it knows of no threads yet
+        if role == "environment" and name not in self._environments:
             self._environments.append(name)
 
     async def run(self, first: Sequence[Event]) -> Finish:
@@ -208,6 +213,8 @@ class LiveDriver:
                 self._send("trainer", command)
             case Publish() | Checkpoint() | Rollback():
                 self._send("trainer", command)
+            case RestartWorker():
+                self._restart(command)
             case ApplyVersion():
                 for name in command.replicas:
                     self._send(name, command)
@@ -223,7 +230,7 @@ class LiveDriver:
         match event:
             case RolloutEnded() | RolloutFailed():
                 self._generating.discard(event.rollout)
-            case StepEnded():
+            case StepEnded() | WorkerLost(role="trainer"):
                 self._training = False
             case _:
                 pass
