@@ -188,6 +188,7 @@ class RolloutResumed:
     attempt: int
     replica: str  # that it asks from now on
     num_recomputed_tokens: int  # context whose KV was given up when it was parked and is computed anew
+    parked_s: float = 0.0  # that it stood still; a tool call that went on meanwhile is no part of it
 
 
 @dataclass(frozen=True, slots=True)
