@@ -152,8 +152,8 @@ class ScriptedEngine:
             script = self._script(request)
             return script[at] if at < len(script) else None
         sampling = request.sampling
-        drawn = (sampling.seed, request.request_id) if sampling.temperature else ()
-        seed = repr((list(request.prompt_ids), list(ids), self._version, drawn)).encode()
+        drawn = sampling.seed if sampling.temperature else None
+        seed = repr(([*request.prompt_ids, *ids], self._version, drawn)).encode()
         return int.from_bytes(hashlib.blake2b(seed, digest_size=4).digest(), "big") % self._vocab
 
     def _finish(self, request, ids):

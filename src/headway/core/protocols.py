@@ -26,7 +26,7 @@ class Sampling:
     top_k: int = 0  # 0 is off
     stop_ids: tuple[int, ...] = ()  # ends the answer; the id itself is part of it
     stop_strings: tuple[str, ...] = ()  # ends the answer after the token that completes one
-    seed: int = 0  # with the request id it fixes the draw, whatever else is in the batch
+    seed: int = 0  # with the position in the answer it fixes each draw, whatever else is in the batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Live:
         """Take in a request."""
         sampling = request.sampling
         tokens = array(TOKENS, request.prompt_ids)
-        key = draw_key(sampling.seed, request.request_id)
+        key = draw_key(sampling.seed)
         return Live(request, room, send, tokens, _key=key, _since=stopwatch())
 
     @property
@@ -63,7 +63,7 @@ class Live:
     def draw(self) -> Draw:
         """Return how the next token is drawn."""
         sampling = self.request.sampling
-        at = uniform(self._key, self.num_answer)
+        at = uniform(self._key, self.request.num_answer_tokens + self.num_answer)
         return Draw(sampling.temperature, sampling.top_p, sampling.top_k, at)
 
     def enter(self, phase: Phase, now: float) -> None:
