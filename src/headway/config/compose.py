@@ -10,6 +10,8 @@ from headway.config.model import ModelSettings
 from headway.config.run import RunSettings
 from headway.environments.settings import EnvironmentSettings
 from headway.generator.settings import GeneratorSettings
+from headway.queue.partial import PartialSettings
+from headway.queue.recovery import RecoverySettings
 from headway.queue.settings import (
     CheckpointSettings,
     DeadlineSettings,
@@ -17,6 +19,7 @@ from headway.queue.settings import (
     QueueSettings,
     StopSettings,
 )
+from headway.queue.staleness import StalenessSettings
 from headway.rewards.settings import RewardSettings
 from headway.sandbox.settings import SandboxSettings
 from headway.telemetry.settings import TelemetrySettings
@@ -34,6 +37,9 @@ class Config:
     sandbox: SandboxSettings
     generator: GeneratorSettings
     queue: QueueSettings
+    staleness: StalenessSettings
+    partial: PartialSettings
+    recovery: RecoverySettings
     algorithm: AlgorithmSettings
     trainer: TrainerSettings
     eval: EvalSettings

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from headway.core.commands import Signal
 from headway.core.notes import GroupSettled, Refilled
 from headway.queue.rollouts import fate_of_loss
+from headway.queue.staleness import judge_queued
 from headway.queue.state import CARRIED, GroupState
 
 if TYPE_CHECKING:
@@ -59,13 +60,16 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
             ctx.settle(rollout, "unused")
         ctx.drop_group(group)
         return
-    if not whole and (queue.on_failed_rollout == "void" or len(scored) < min(2, queue.group_size)):
+    stale = any(r.owner == "stale" for r in group.rollouts if r.station == "lost")
+    if stale or (not whole and (queue.on_failed_rollout == "void" or len(scored) < min(2, queue.group_size))):
         for rollout in scored:
-            ctx.settle(rollout, "voided", "its group lost a member")
+            ctx.settle(
+                rollout, "voided", "a member of its group was stale" if stale else "its group lost a member"
+            )
         ctx.index.shrink(group, scored)
         _note_settled(ctx, group, "voided")
         ctx.drop_group(group)
-        state.failed_groups += 1
+        state.failed_groups += not stale
         return
     state.failed_groups = 0
     ctx.index.shrink(group, scored)
@@ -99,6 +103,7 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
         for rollout in group.rollouts:
             ctx.place(group, rollout, "queued")
         _note_settled(ctx, group, "queued")
+        judge_queued(ctx, group)
 
 
 def _note_settled(ctx: Context, group: GroupState, fate: str) -> None:

@@ -23,6 +23,7 @@ _SHELVES: tuple[Shelf, ...] = (
     "trained",
     "dormant",
 )
+ADMITTED: tuple[Shelf, ...] = ("requested", "running", "signalling")
 OVER = ("scored", "lost")  # stations of a running group's rollouts that wait for nothing more
 _HEAP_SLACK = 64  # dead entries that the heap of deadlines may hold beside as many as it has live ones
 
@@ -39,10 +40,12 @@ class Index:
         self.train: dict[Shelf, dict[str, GroupState]] = {shelf: {} for shelf in _SHELVES}
         self.evals: dict[Shelf, dict[str, GroupState]] = {shelf: {} for shelf in _SHELVES}
         self.complete: dict[str, GroupState] = {}  # running, and every rollout scored or lost
-        self.parked: dict[str, RolloutState] = {}  # train rollouts that hold no engine memory, oldest first
+        self.parked: dict[str, RolloutState] = {}  # rollouts that hold no engine memory
         self.num_running = 0  # train rollouts at station running
         self.load: dict[str, int] = {}  # rollouts of running groups, by replica
         self._loaded: dict[str, tuple[str, int]] = {}
+        self.num_late = 0  # of the admitted train groups, those that partial rollouts set aside
+        self.judged_at: tuple[int, int] | None = None  # lineage and step at which queued groups were judged
         self.wanted: dict[str, dict[str, SandboxState]] = {"rollout": {}, "verify": {}}  # first come first
         self.num_live_sandboxes = 0
         self.heap: list[tuple[float, str]] = [(at, key) for key, at in state.deadlines.items()]
@@ -80,6 +83,18 @@ class Index:
         if group.stage == "running" and not group.dormant:
             self._look(group)
 
+    def set_late(self, group: GroupState) -> None:
+        """Count a group as late from now on."""
+        self._unshelve(group)
+        group.late = True
+        self._shelve(group)
+
+    def reassign(self, group: GroupState, replica: str) -> None:
+        """Send a group's further requests to another replica."""
+        self._unshelve(group)
+        group.replica = replica
+        self._shelve(group)
+
     def shrink(self, group: GroupState, kept: list[RolloutState]) -> None:
         """Leave a group only these of its rollouts."""
         self.remove(group)
@@ -94,7 +109,7 @@ class Index:
     @property
     def num_admitted(self) -> int:
         """Train groups that are admitted and not settled."""
-        return sum(len(self.train[shelf]) for shelf in ("requested", "running", "signalling"))
+        return sum(len(self.train[shelf]) for shelf in ADMITTED)
 
     @property
     def waits(self) -> bool:
@@ -109,13 +124,16 @@ class Index:
 
     def _shelve(self, group: GroupState) -> None:
         self._shelves(group)["dormant" if group.dormant else group.stage][group.id] = group
+        self.num_late += group.late and group.stage in ADMITTED
         if group.stage == "running" and not group.dormant:
             self.load[group.replica] = self.load.get(group.replica, 0) + len(group.rollouts)
             self._loaded[group.id] = (group.replica, len(group.rollouts))
             self._look(group)
 
     def _unshelve(self, group: GroupState) -> None:
-        self._shelves(group)["dormant" if group.dormant else group.stage].pop(group.id, None)
+        if self._shelves(group)["dormant" if group.dormant else group.stage].pop(group.id, None) is None:
+            return
+        self.num_late -= group.late and group.stage in ADMITTED
         self.complete.pop(group.id, None)
         if (loaded := self._loaded.pop(group.id, None)) is not None:
             replica, num_rollouts = loaded
@@ -130,9 +148,7 @@ class Index:
             self.complete.pop(group.id, None)
 
     def _count(self, group: GroupState, rollout: RolloutState, sign: int) -> None:
-        if group.purpose != "train":
-            return
-        if rollout.station == "running":
+        if rollout.station == "running" and group.purpose == "train":
             self.num_running += sign
         elif rollout.station == "parked":
             if sign > 0:
