@@ -220,6 +220,10 @@ class SandboxProvider(Protocol):
         """
         ...
 
+    async def discard(self, path: Path) -> None:
+        """Remove a snapshot; idempotent."""
+        ...
+
     async def list(self, labels: Mapping[str, str]) -> list[str]:
         """Return ids of live sandboxes whose labels include these."""
         ...
@@ -310,8 +314,8 @@ class StepResult:
 class Trainer(Protocol):
     """The trainer as its worker process sees it. Rows are fetched by reference."""
 
-    def step(self, rows: Sequence[Row]) -> StepResult:
-        """Take one optimizer step on these rows."""
+    def step(self, rows: Sequence[Row], lr_scale: float = 1.0) -> StepResult:
+        """Take one optimizer step on these rows; `lr_scale` multiplies the learning rate."""
         ...
 
     def publish(self, lineage: int, number: int) -> tuple[str, int]:

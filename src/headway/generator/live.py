@@ -88,7 +88,8 @@ class Live:
         if sampling.stop_strings and decode_text is not None:
             # A string that the newest token completes lies within as many tokens as it has bytes.
             width = max(len(text.encode()) for text in sampling.stop_strings) + _STOP_SLACK
-            tail = decode_text(self.tokens[-min(width, self.num_answer) :])
+            known = self.num_answer + self.request.num_answer_tokens
+            tail = decode_text(self.tokens[-min(width, known) :])
             if any(text in tail for text in sampling.stop_strings):
                 return "stop"
         return "length" if self.num_answer >= self.room else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.notes import RolloutRevived
-from headway.queue import rollouts
+from headway.queue import guard, rollouts
 from headway.queue.admission import ask_task, start_attempt
 from headway.queue.recovery import requeue
 from headway.queue.staleness import is_lost, plan_lost_steps, take_again
@@ -52,6 +52,7 @@ def resumed(ctx: Context, event: RunResumed) -> None:
             _back(ctx, group)
             if group.dormant and (not group.rollouts or is_lost(ctx, group)):
                 take_again(ctx, group)
+    guard.taken_back(ctx, event.step)
     ctx.index.rebuild(state)
 
 
@@ -83,7 +84,7 @@ def restart(ctx: Context) -> None:
     if any(r.lineage != state.lineage or r.number < fork for r in state.replicas.values()):
         return
     state.restart_due = False
-    for group in list(ctx.index.train["dormant"].values()):
+    for group in ctx.index.on("dormant"):
         ask_task(ctx, group)
 
 

@@ -55,9 +55,12 @@ from headway.core.notes import Ignored, Note
 from headway.queue import (
     admission,
     batching,
+    concurrency,
     evaluation,
     groups,
+    guard,
     partial,
+    pruning,
     recovery,
     resuming,
     rollouts,
@@ -77,6 +80,9 @@ if TYPE_CHECKING:
 
 SECTIONS = (
     "queue",
+    "pruning",
+    "concurrency",
+    "guard",
     "staleness",
     "partial",
     "recovery",
@@ -154,6 +160,7 @@ class Scheduler:
         stopping.failing(ctx)
         evaluation.end(ctx)
         evaluation.begin(ctx)
+        evaluation.fill(ctx)
         sandboxes.grant(ctx)
         versions.publish(ctx)
         versions.save(ctx)
@@ -207,7 +214,8 @@ class Scheduler:
                     ctx.note(Ignored("StepEnded", str(event.step)))
                 else:
                     batching.step_ended(ctx, event)
-                    self._after_step(ctx)
+                    if not guard.step_ended(ctx, event):
+                        self._after_step(ctx)
             case VersionPublished():
                 versions.published(ctx, event)
             case VersionApplied():
@@ -254,7 +262,8 @@ class Scheduler:
                 state.wake_at_s = None
                 waits.passed(ctx)
             case ReplicaChanged():
-                pass  # load is telemetry's; the concurrency rule that will use it is not here yet
+                for group, rollout in concurrency.changed(ctx, event):
+                    partial.park(ctx, group, rollout)
             case _:
                 raise TypeError(f"unknown event {type(event).__name__}")
 
@@ -296,6 +305,9 @@ class Scheduler:
         match event:
             case TurnEnded() if active and event.turn >= rollout.num_turns:
                 rollouts.turn_ended(ctx, group, rollout, event)
+                pruning.after_turn(ctx, group, rollout)
+            case VerdictGiven() if active:
+                pruning.verdict(ctx, group, rollout, event)
             case ToolEnded() if active and event.call >= rollout.num_calls:
                 rollouts.tool_ended(ctx, rollout, event)
             case RolloutParked() if rollout.station == "running":
@@ -312,6 +324,8 @@ class Scheduler:
                 rollouts.score_failed(ctx, group, rollout, event)
             case _:
                 ctx.note(Ignored(type(event).__name__, event.rollout))
+        if rollout.station == "lost":
+            pruning.after_loss(ctx, group)
 
     def _take_task(self, ctx: Context, event: TaskOffered) -> None:
         group = self.state.groups.get(self.state.requests.get(event.request, ""))
@@ -332,6 +346,8 @@ class Scheduler:
         ctx.drop_group(group)
         if group.purpose == "train":
             self.state.exhausted = True
+        else:
+            evaluation.exhausted(ctx)
 
     def _change_setting(self, ctx: Context, event: SettingChanged) -> None:
         section, _, name = event.key.partition(".")
@@ -354,4 +370,6 @@ class Scheduler:
                 text = f"{section}.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
                 ctx.warn("setting", text)
         ctx.settings = self.settings
+        if event.key == "guard.paused" and not self.settings.guard.paused:
+            guard.resume(ctx)
         self.index.judged_at = None

@@ -207,7 +207,7 @@ def drop_stale(ctx: Context) -> None:
     if ctx.index.judged_at == moment:
         return
     ctx.index.judged_at = moment
-    for group in sorted(ctx.index.train["queued"].values(), key=lambda group: group.id):
+    for group in ctx.index.on("queued"):
         judge_queued(ctx, group)
 
 
@@ -225,6 +225,8 @@ def judge_queued(ctx: Context, group: GroupState) -> None:
     ctx.drop_group(group)
     if is_lost(ctx, group):
         _ask_again(ctx.state, group)
+    else:
+        ctx.state.stale_groups += 1
 
 
 def _untrainable(ctx: Context, rollout: RolloutState) -> bool:

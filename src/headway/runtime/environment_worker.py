@@ -25,8 +25,8 @@ from headway.core.events import CommandRefused, RolloutFailed, ScoreFailed, Work
 from headway.core.payload import PayloadWriter
 from headway.core.protocols import EngineCapabilities, Environment
 from headway.core.records import Message
-from headway.environments.conversation import GenerationLimits
 from headway.environments.faults import describe_exception
+from headway.environments.generation import GenerationLimits
 from headway.environments.host import HostSettings, RolloutHost
 from headway.environments.registry import build
 from headway.renderers.chat import Renderer

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.algorithms.advantages import advantage_function
+from headway.algorithms.advantages.signal import signal_function
 from headway.config.compose import Config
 from headway.core.clock import RunClock
 from headway.core.errors import HeadwayError, WorkerDiedError
@@ -134,7 +134,7 @@ class _Life:
             RunClock(prepared.clock_offset_s),
             prepared.metrics,
             next_seq=prepared.next_seq,
-            advantages=advantage_function(prepared.config.algorithm),
+            advantages=signal_function(prepared.config.algorithm),
             threads=self._threads,
             restart=self._restart,
             save_snapshot=lambda seq: snapshots.write(

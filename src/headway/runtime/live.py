@@ -38,6 +38,7 @@ from headway.core.events import (
     CommandRefused,
     DeadlinePassed,
     Event,
+    GroupSignal,
     RolloutEnded,
     RolloutFailed,
     StepEnded,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from headway.telemetry.journal_writer import JournalWriter
     from headway.telemetry.metrics import RunMetrics
 
-Advantages = Callable[[Sequence[float]], list[float]]
+Advantages = Callable[[Signal], GroupSignal]
 
 _STAT_EVERY_S = 5.0
 _SYNC_EVERY_S = 1.0

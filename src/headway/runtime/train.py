@@ -125,6 +125,9 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
     """Compose what the scheduler needs from the sections that users write."""
     return SchedulerSettings(
         queue=config.queue,
+        pruning=config.pruning,
+        concurrency=config.concurrency,
+        guard=config.guard,
         staleness=config.staleness,
         partial=config.partial,
         recovery=config.recovery,
@@ -141,4 +144,6 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
         num_environment_workers=config.environment.workers,
         max_sandboxes=config.sandbox.max_live,
         verify_sandboxes=verify_places(config.sandbox.max_live),
+        max_sandbox_starts_per_s=config.sandbox.max_starts_per_s,
+        solved_reward=config.telemetry.solved_reward,
     )

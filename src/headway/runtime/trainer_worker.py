@@ -86,7 +86,7 @@ class Desk:
         began = stopwatch()
         match command:
             case Train():
-                result = self.trainer.step(command.rows)
+                result = self.trainer.step(command.rows, command.lr_scale)
                 compute_s = stopwatch() - began
                 return StepEnded(
                     command.batch,

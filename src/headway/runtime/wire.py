@@ -89,13 +89,15 @@ async def listen(at: str, met: Callable[[Link], object]) -> asyncio.Server:
         else:
             writer.close()
 
-    for _ in range(_TAKEN_TRIES):
+    tries = 0
+    while True:
         try:
             return await asyncio.start_unix_server(accept, "\0" + at, limit=_LIMIT_BYTES)
         except OSError as error:
-            taken = error
-            await asyncio.sleep(_TAKEN_WAIT_S)
-    raise HeadwayError(f"a worker's address must be free: {taken}", value=at)
+            tries += 1
+            if tries >= _TAKEN_TRIES:
+                raise HeadwayError(f"a worker's address must be free: {error}", value=at) from error
+        await asyncio.sleep(_TAKEN_WAIT_S)
 
 
 async def connect(at: str) -> Link | None:
