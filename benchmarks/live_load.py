@@ -60,7 +60,13 @@ from headway.environments.host import RolloutHost
 from headway.models.checkpoint import resolve
 from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
-from headway.queue.settings import CheckpointSettings, EvalSettings, QueueSettings, SchedulerSettings, StopSettings
+from headway.queue.settings import (
+    CheckpointSettings,
+    EvalSettings,
+    QueueSettings,
+    SchedulerSettings,
+    StopSettings,
+)
 from headway.renderers.chat import Renderer
 from headway.runtime.life import calm_collector
 from headway.runtime.live import LiveDriver, Share, Threads
@@ -162,7 +168,8 @@ class Talk:
 async def work(fd: int, folder: Path) -> None:
     """Serve rollouts until the driver's end closes; then leave what was measured in the folder."""
     link = await Link.over(socket.socket(fileno=fd))
-    environment, found = Talk(), list[float]()
+    environment: Any = Talk()
+    found: list[float] = []
     provider: SandboxProvider = BubblewrapProvider(SandboxSettings())
     payloads = PayloadWriter(folder, "environment0.bin")
     host = RolloutHost(
@@ -255,7 +262,7 @@ async def drive(folder: Path) -> dict[str, float]:
         say=lambda line: None,
     )  # fmt: skip
     ours, theirs = socket_pair()
-    worker = subprocess.Popen(
+    worker = subprocess.Popen(  # noqa: ASYNC220 - before anything is measured
         [sys.executable, __file__, str(theirs.fileno()), str(folder)], pass_fds=[theirs.fileno()]
     )
     theirs.close()

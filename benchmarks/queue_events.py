@@ -7,15 +7,22 @@ cost is in the mean. The sizes take turns.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-import sys
 import time
 
 from headway.core.events import Event, StepEnded
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import SimRun, SimulatedDriver
 from headway.queue.scheduler import Scheduler
-from headway.queue.settings import CheckpointSettings, EvalSettings, QueueSettings, SchedulerSettings, StopSettings
+from headway.queue.settings import (
+    CheckpointSettings,
+    EvalSettings,
+    QueueSettings,
+    SchedulerSettings,
+    StopSettings,
+)
+from headway.runtime.life import calm_collector
 
 SIZES = (100, 1_000, 10_000, 100_000)
 ROUNDS = {100: 5, 1_000: 5, 10_000: 3, 100_000: 1}
@@ -68,15 +75,13 @@ def measure(in_flight: int) -> tuple[float, float]:
     )
     driver = Timed(SimRun(Scheduler(settings(in_flight))), sim, seed=0)
     driver.times = []
-    try:
+    with contextlib.suppress(Enough):
         driver.play(max_events=50_000_000)
-    except Enough:
-        pass
     return statistics.fmean(driver.times), statistics.median(driver.times)
 
 
 def scheduler_cost() -> dict[str, float]:
-    """Measure all sizes, interleaved; return microseconds an event and the ratio of the largest to the least."""
+    """Measure all sizes in turns; return microseconds an event and the ratio of the largest to the least."""
     means: dict[int, list[float]] = {size: [] for size in SIZES}
     medians: dict[int, list[float]] = {size: [] for size in SIZES}
     for turn in range(max(ROUNDS.values())):
@@ -85,7 +90,10 @@ def scheduler_cost() -> dict[str, float]:
                 mean, median = measure(size)
                 means[size].append(mean * 1e6)
                 medians[size].append(median * 1e6)
-                print(f"{size:>7} in flight: mean {mean * 1e6:6.1f} us, median {median * 1e6:6.1f} us", flush=True)
+                print(
+                    f"{size:>7} in flight: mean {mean * 1e6:6.1f} us, median {median * 1e6:6.1f} us",
+                    flush=True,
+                )
     result: dict[str, float] = {}
     for size in SIZES:
         result[f"scheduler.mean_us.{size}"] = round(statistics.median(means[size]), 2)
@@ -97,4 +105,5 @@ def scheduler_cost() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(print(scheduler_cost()))
+    calm_collector()
+    print(scheduler_cost())
