@@ -68,6 +68,15 @@ def training_explores(config: Config) -> Iterator[Clash]:
         yield Clash(("generator.temperature",), rule, "Use 1.0; eval.temperature sets evaluation's own")
 
 
+def rollouts_may_start_on_the_newest_version(config: Config) -> Iterator[Clash]:
+    """Between two versions a rollout starts on weights that are publish_every - 1 steps old at most."""
+    bound, every = config.staleness.trajectory_bound, config.queue.publish_every
+    if 0 <= bound < every - 1:
+        rule = f"must be at least {every - 1} when queue.publish_every is {every}: nothing could start"
+        keys = ("staleness.trajectory_bound", "queue.publish_every")
+        yield Clash(keys, rule, f"Use {every - 1} or more")
+
+
 RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     environment_takes_its_arguments,
     training_samples_untruncated,
@@ -76,4 +85,5 @@ RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     batch_estimator_keeps_every_group,
     kl_penalty_needs_a_reference,
     periodic_evaluation_needs_tasks,
+    rollouts_may_start_on_the_newest_version,
 )

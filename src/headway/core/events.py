@@ -178,6 +178,7 @@ class RolloutParked:
     spans: tuple[VersionSpan, ...]  # of all tokens sampled so far, those of the unfinished answer included
     payload: str  # what a later life can go on from, "" where the environment restarts
     cause: Literal["asked", "engine_lost"] = "asked"
+    num_unfinished_tokens: int = 0  # of the spans' end: of an answer whose TurnEnded tells them again
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,7 @@ class RolloutResumed:
     attempt: int
     replica: str  # that it asks from now on
     num_recomputed_tokens: int  # context whose KV was given up when it was parked and is computed anew
+    parked_s: float = 0.0  # that it stood still; a tool call that went on meanwhile is no part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +331,8 @@ class SettingChanged:
     """A setting changes during the run, or between two lives of it."""
 
     key: str  # the full config key, such as queue.bound; those of other rooms are only recorded
-    value: Any  # a JSON scalar
+    value: Any  # a JSON scalar, or a list of them
+    checked: bool = False  # True when it was checked as a part of a whole config: take it as it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,10 +130,11 @@ class Latency:
     """Where a rollout's time went, in seconds. The parts sum to the time from its start to its score.
 
     `queue_s` is waiting for a place anywhere (engine slot, sandbox grant, scorer) and the hand-over
-    between processes.
+    between processes; `parked_s` is standing still between Park and Resume.
     """
 
     queue_s: float = 0.0
+    parked_s: float = 0.0
     sandbox_start_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0

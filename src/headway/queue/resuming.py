@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.notes import RolloutRevived
-from headway.queue import rollouts
+from headway.queue import guard, rollouts
 from headway.queue.admission import ask_task, start_attempt
 from headway.queue.recovery import requeue
 from headway.queue.state import ACTIVE
@@ -48,6 +48,7 @@ def resumed(ctx: Context, event: RunResumed) -> None:
             ctx.drop_group(group)
         else:
             _back(ctx, group)
+    guard.taken_back(ctx, event.step)
     ctx.index.rebuild(state)
 
 
@@ -79,7 +80,7 @@ def restart(ctx: Context) -> None:
     if any(r.lineage != state.lineage or r.number < fork for r in state.replicas.values()):
         return
     state.restart_due = False
-    for group in list(ctx.index.train["dormant"].values()):
+    for group in ctx.index.on("dormant"):
         ask_task(ctx, group)
 
 
