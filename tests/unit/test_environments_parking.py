@@ -1,4 +1,4 @@
-"""Parking and resuming: budgets, seams, versions and times right to the token, at every point of a rollout."""
+"""Parking and resuming: budgets, seams, versions and times right to the token, wherever a rollout stands."""
 
 import asyncio
 
@@ -94,7 +94,9 @@ def check_sample(sample):
     assert len(sample.token_ids) == len(sample.trainable) == len(sample.logprobs)
     assert sum(span.num_tokens for span in sample.spans) == sum(sample.trainable)
     assert all(
-        logprob == 0 for logprob, trained in zip(sample.logprobs, sample.trainable, strict=True) if not trained
+        logprob == 0
+        for logprob, trained in zip(sample.logprobs, sample.trainable, strict=True)
+        if not trained
     )
 
 
@@ -272,7 +274,9 @@ async def test_a_rollout_that_ends_while_parked_is_settled_by_its_end(stage, eng
     assert s.kinds() == ["TurnEnded", "RolloutParked", "RolloutEnded"]
 
 
-async def test_an_answer_that_ends_before_its_abort_is_whole_and_the_next_one_waits(stage, engine, monkeypatch):
+async def test_an_answer_that_ends_before_its_abort_is_whole_and_the_next_one_waits(
+    stage, engine, monkeypatch
+):
     async def deaf(request_ids):
         engine.pause_at.clear()
 

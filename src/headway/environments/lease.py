@@ -170,16 +170,20 @@ class SandboxLease:
         async with self._lock:
             if self._inner is None or self._state == "released" or await self._provider.alive(self._id):
                 return
+            inner, self._inner = self._inner, None
+            with contextlib.suppress(OSError, SandboxError):  # of what is left of it
+                await inner.terminate()
             if self.record.kept:
                 began = stopwatch()
-                await self._inner.terminate()
-                self._inner = None
-                self._inner = await self._built()
-                spent_s = stopwatch() - began
+                sandbox = await self._built()
+                if self._state == "released":  # meanwhile
+                    await sandbox.terminate()
+                self._check()
+                self._inner, spent_s = sandbox, stopwatch() - began
                 self.start_s += spent_s
                 self._emit(SandboxReady(self._rollout, self._attempt, self._id, spent_s))
                 return
-            self._inner, self._state = None, "released"
+            self._state = "released"
             cause = "what was done in the sandbox is gone"
             self._emit(SandboxLost(self._rollout, self._attempt, self._id, cause))
             raise SandboxError(
