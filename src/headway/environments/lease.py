@@ -176,9 +176,7 @@ class SandboxLease:
             if self.record.kept:
                 began = stopwatch()
                 sandbox = await self._built()
-                if self._state == "released":  # meanwhile
-                    await sandbox.terminate()
-                self._check()
+                await self._still_wanted(sandbox)
                 self._inner, spent_s = sandbox, stopwatch() - began
                 self.start_s += spent_s
                 self._emit(SandboxReady(self._rollout, self._attempt, self._id, spent_s))
@@ -255,12 +253,16 @@ class SandboxLease:
             self._state = "released"
             self._emit(SandboxLost(self._rollout, self._attempt, self._id, error.rule))
             raise
-        if self._state == "released":  # meanwhile, by somebody who could not see it yet
-            await sandbox.terminate()
-        self._check()
+        await self._still_wanted(sandbox)
         self._inner = sandbox
         self.start_s = stopwatch() - began
         self._emit(SandboxReady(self._rollout, self._attempt, self._id, self.start_s))
+
+    async def _still_wanted(self, sandbox: Sandbox) -> None:
+        """End a sandbox that was released by somebody who could not see it yet."""
+        if self._state == "released":
+            await sandbox.terminate()
+        self._check()
 
     def _check(self) -> None:
         if self._state == "released":
