@@ -10,7 +10,9 @@ from headway.config.model import ModelSettings
 from headway.config.run import RunSettings
 from headway.environments.settings import EnvironmentSettings
 from headway.generator.settings import GeneratorSettings
+from headway.queue.band import ConcurrencySettings
 from headway.queue.partial import PartialSettings
+from headway.queue.pruning_settings import PruningSettings
 from headway.queue.recovery import RecoverySettings
 from headway.queue.settings import (
     CheckpointSettings,
@@ -20,6 +22,7 @@ from headway.queue.settings import (
     StopSettings,
 )
 from headway.queue.staleness import StalenessSettings
+from headway.queue.watch import GuardSettings
 from headway.rewards.settings import RewardSettings
 from headway.sandbox.settings import SandboxSettings
 from headway.telemetry.settings import TelemetrySettings
@@ -37,6 +40,9 @@ class Config:
     sandbox: SandboxSettings
     generator: GeneratorSettings
     queue: QueueSettings
+    pruning: PruningSettings
+    concurrency: ConcurrencySettings
+    guard: GuardSettings
     staleness: StalenessSettings
     partial: PartialSettings
     recovery: RecoverySettings

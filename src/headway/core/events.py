@@ -243,6 +243,7 @@ class Scored:
     duration_s: float
     sandbox_start_s: float  # part of duration_s that went into starting the verifier's sandbox
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    turn_rewards: tuple[float, ...] = ()  # one for each answer of the policy, or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +265,9 @@ class GroupSignal:
     advantages: tuple[tuple[str, float], ...]  # (rollout, advantage)
     keep: bool = True  # False when the user's verdict drops the group
     reason: str = ""  # of that verdict
+    turns: tuple[
+        tuple[float, ...], ...
+    ] = ()  # advantages of each rollout's turns, in the same order, or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +331,8 @@ class SettingChanged:
     """A setting changes during the run, or between two lives of it."""
 
     key: str  # the full config key, such as queue.bound; those of other rooms are only recorded
-    value: Any  # a JSON scalar
+    value: Any  # a JSON scalar, or a list of them
+    checked: bool = False  # True when it was checked as a part of a whole config: take it as it is
 
 
 @dataclass(frozen=True, slots=True)

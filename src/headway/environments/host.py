@@ -265,10 +265,11 @@ class RolloutHost:
     async def _scored(self, command: Score, task: Task, lease: SandboxLease) -> Scored:
         began = stopwatch()
         timeout_s = self._settings.score_timeout_s
-        outcome = Outcome(read_payload(self._payload_dir, command.payload).outcome)
-        work = self._environment.score(task, outcome, lease)
+        payload = read_payload(self._payload_dir, command.payload)
+        num_turns = sum(len(sample.turns) for sample in payload.samples)
+        work = self._environment.score(task, Outcome(payload.outcome), lease)
         try:
-            reward = checked(await self._supervise(work, lambda: timeout_s + lease.waited_s))
+            reward = checked(await self._supervise(work, lambda: timeout_s + lease.waited_s), num_turns)
         except OverdueError:
             raise OverdueError("a rollout must be scored within reward.timeout_s", value=timeout_s) from None
         return scored(command, reward, stopwatch() - began - lease.waited_s, lease.start_s)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.commands import RequestTask, StartRollout
+from headway.queue import concurrency
 from headway.queue.context import Context, rollout_seed
 from headway.queue.staleness import age
 from headway.queue.state import GroupState, RolloutState
@@ -42,11 +43,14 @@ def admit(ctx: Context) -> None:
         return
     applied = state.step - max(ages)
     last_step = ctx.settings.stop.steps
+    room = concurrency.room(ctx)
     while True:
         step = (
             state.step + busy + ahead // queue.batch_groups
         )  # the version that this group's step trains from
-        if step - applied > queue.max_depth or (last_step and step >= last_step):
+        if step - applied > ctx.settings.depth or (last_step and step >= last_step):
+            return
+        if room is not None and room < queue.group_size and ctx.index.busy:
             return
         if queue.max_running_rollouts and running + queue.group_size > queue.max_running_rollouts and running:
             return
@@ -54,6 +58,7 @@ def admit(ctx: Context) -> None:
         state.next_task += 1
         ahead += 1
         running += queue.group_size
+        room = None if room is None else room - queue.group_size
 
 
 def request_group(ctx: Context, purpose: Purpose, index: int) -> None:
@@ -91,7 +96,8 @@ def start_group(ctx: Context, group: GroupState, task_id: str, level: int) -> No
     if group.rollouts:
         ctx.move(group, "running")
         return
-    size = ctx.settings.queue.group_size if group.purpose == "train" else 1
+    train = group.purpose == "train"
+    size = ctx.settings.queue.group_size if train else ctx.settings.eval.rollouts_per_task
     rollouts = [RolloutState(f"{group.id}.{index}", group.id, 0, ctx.now) for index in range(size)]
     ctx.index.shrink(group, rollouts)
     ctx.move(group, "running")
@@ -106,6 +112,7 @@ def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState, partia
     """
     rollout.pending, rollout.started_s, rollout.partial = "", ctx.now, partial
     rollout.num_turns, rollout.num_calls, rollout.last_sign = 0, 0, "its start"
+    rollout.pruned = rollout.audited = ""
     if not partial:
         rollout.num_tokens, rollout.spans, rollout.environment_age = 0, [], 0
         rollout.resumed_at = rollout.newest_turn = rollout.shaped_by = None

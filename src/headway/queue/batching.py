@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Row, Train
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
+from headway.queue import guard
 from headway.queue.admission import ghosts
 from headway.queue.partial import park_stragglers
 from headway.queue.staleness import age, drop_stale, masked_versions, weight
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 def release(ctx: Context) -> None:
     """Hand a batch to the idle trainer when one is ready."""
     state, queue = ctx.state, ctx.settings.queue
-    if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined:
+    if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined or guard.paused(ctx):
         return
     drop_stale(ctx)
     queued = ctx.index.train["queued"]
@@ -95,6 +96,7 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
                     rollout.advantage,
                     weight(ctx.settings, oldest_age),
                     masked,
+                    rollout.turn_advantages,
                 )
             )
     left = len(queued) - len(batch)
@@ -118,7 +120,7 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
     ctx.expect("train", ctx.settings.deadlines.train_s)
     state.next_batch += 1
     state.trainer = "training"
-    state.filtered_groups = 0
+    state.filtered_groups = state.stale_groups = 0
     state.empty_batches = 0
 
 

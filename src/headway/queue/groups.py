@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Signal
 from headway.core.notes import GroupSettled, Refilled
+from headway.queue import pruning
 from headway.queue.rollouts import fate_of_loss
 from headway.queue.staleness import judge_queued
 from headway.queue.state import CARRIED, GroupState
@@ -35,6 +36,12 @@ def settle_complete(ctx: Context) -> None:
 
 def _settle_eval(ctx: Context, group: GroupState) -> None:
     evaluation = ctx.state.eval
+    scored = [r for r in group.rollouts if r.station == "scored"]
+    if evaluation is not None and scored:
+        solved = sum(r.reward >= ctx.settings.solved_reward for r in scored)
+        evaluation.num_scored_tasks += 1
+        evaluation.sum_solved += solved / len(scored)
+        evaluation.num_solved_tasks += solved > 0
     for rollout in group.rollouts:
         if rollout.station == "scored":
             ctx.settle(rollout, "evaluated")
@@ -53,15 +60,18 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
     scored = [r for r in group.rollouts if r.station == "scored"]
     for rollout in group.rollouts:
         if rollout.station == "lost":
-            ctx.settle(rollout, fate_of_loss(rollout), "lost")
-    whole = len(scored) == len(group.rollouts)
+            ctx.settle(rollout, fate_of_loss(rollout), rollout.pruned or "lost")
+    pruning.report_audits(ctx, scored)
+    num_pruned = sum(r.station == "lost" and r.owner == "pruned" for r in group.rollouts)
+    whole = len(scored) == len(group.rollouts) - num_pruned
     if state.phase == "stopping":
         for rollout in scored:
             ctx.settle(rollout, "unused")
         ctx.drop_group(group)
         return
     stale = any(r.owner == "stale" for r in group.rollouts if r.station == "lost")
-    if stale or (not whole and (queue.on_failed_rollout == "void" or len(scored) < min(2, queue.group_size))):
+    few = len(scored) < min(2, len(group.rollouts))
+    if stale or few or (not whole and queue.on_failed_rollout == "void"):
         for rollout in scored:
             ctx.settle(
                 rollout, "voided", "a member of its group was stale" if stale else "its group lost a member"
@@ -69,12 +79,18 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
         ctx.index.shrink(group, scored)
         _note_settled(ctx, group, "voided")
         ctx.drop_group(group)
-        state.failed_groups += not stale
+        state.stale_groups += stale
+        if whole:
+            _no_signal(ctx, group)
+        else:
+            state.failed_groups += not stale
         return
     state.failed_groups = 0
     ctx.index.shrink(group, scored)
     ctx.move(group, "signalling")
-    ctx.ask(Signal(group.id, tuple((r.id, r.reward) for r in scored)))
+    rewards = tuple((r.id, r.reward) for r in scored)
+    turns = tuple(r.turn_rewards for r in scored)
+    ctx.ask(Signal(group.id, rewards, tuple(r.num_tokens for r in scored), turns if any(turns) else ()))
     ctx.expect(f"signal:{group.id}", ctx.settings.deadlines.signal_s)
 
 
@@ -85,6 +101,9 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
     advantages = dict(event.advantages)
     for rollout in group.rollouts:
         rollout.advantage = advantages[rollout.id]
+    turns = {name: values for (name, _), values in zip(event.advantages, event.turns, strict=False)}
+    for rollout in group.rollouts:
+        rollout.turn_advantages = turns.get(rollout.id, ())
     if ctx.state.phase == "stopping" and ctx.state.outcome not in CARRIED:
         for rollout in group.rollouts:
             ctx.settle(rollout, "unused")
@@ -94,16 +113,22 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
             ctx.settle(rollout, "filtered", "zero advantage")
         _note_settled(ctx, group, "filtered")
         ctx.drop_group(group)
-        ctx.state.filtered_groups += 1
-        budget = queue.max_refill_batches * queue.batch_groups
-        if ctx.state.filtered_groups <= budget:
-            ctx.note(Refilled(group.id, ctx.state.filtered_groups, budget))
+        _no_signal(ctx, group)
     else:
         ctx.move(group, "queued")
         for rollout in group.rollouts:
             ctx.place(group, rollout, "queued")
         _note_settled(ctx, group, "queued")
         judge_queued(ctx, group)
+
+
+def _no_signal(ctx: Context, group: GroupState) -> None:
+    """A group was dropped for lack of signal: its place is filled again, within the budget."""
+    queue = ctx.settings.queue
+    ctx.state.filtered_groups += 1
+    budget = queue.max_refill_batches * queue.batch_groups
+    if ctx.state.filtered_groups <= budget:
+        ctx.note(Refilled(group.id, ctx.state.filtered_groups, budget))
 
 
 def _note_settled(ctx: Context, group: GroupState, fate: str) -> None:

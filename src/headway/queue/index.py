@@ -42,6 +42,7 @@ class Index:
         self.complete: dict[str, GroupState] = {}  # running, and every rollout scored or lost
         self.parked: dict[str, RolloutState] = {}  # rollouts that hold no engine memory
         self.num_running = 0  # train rollouts at station running
+        self.busy: dict[str, int] = {}  # rollouts at station running, of any purpose, by replica
         self.load: dict[str, int] = {}  # rollouts of running groups, by replica
         self._loaded: dict[str, tuple[str, int]] = {}
         self.num_late = 0  # of the admitted train groups, those that partial rollouts set aside
@@ -91,9 +92,9 @@ class Index:
 
     def reassign(self, group: GroupState, replica: str) -> None:
         """Send a group's further requests to another replica."""
-        self._unshelve(group)
+        self.remove(group)
         group.replica = replica
-        self._shelve(group)
+        self.add(group)
 
     def shrink(self, group: GroupState, kept: list[RolloutState]) -> None:
         """Leave a group only these of its rollouts."""
@@ -148,6 +149,10 @@ class Index:
             self.complete.pop(group.id, None)
 
     def _count(self, group: GroupState, rollout: RolloutState, sign: int) -> None:
+        if rollout.station == "running":
+            self.busy[group.replica] = self.busy.get(group.replica, 0) + sign
+            if not self.busy[group.replica]:
+                del self.busy[group.replica]
         if rollout.station == "running" and group.purpose == "train":
             self.num_running += sign
         elif rollout.station == "parked":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.notes import RolloutRevived
-from headway.queue import rollouts
+from headway.queue import guard, rollouts
 from headway.queue.admission import ask_task, start_attempt
 from headway.queue.recovery import requeue
 from headway.queue.state import ACTIVE
@@ -48,6 +48,7 @@ def resumed(ctx: Context, event: RunResumed) -> None:
             ctx.drop_group(group)
         else:
             _back(ctx, group)
+    guard.taken_back(ctx, event.step)
     ctx.index.rebuild(state)
 
 
