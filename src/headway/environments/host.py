@@ -223,7 +223,8 @@ class RolloutHost:
             self._tell(command, attempt, ended)
             if chat is not None:
                 await chat.close()
-            await shelf.clear()
+            if not self._closing.is_set():  # a closing host may leave parked rollouts to another life
+                await shelf.clear()
 
     def _conversation(self, command: StartRollout, task: Task, attempt: _Attempt) -> Conversation:
         settings = self._settings

@@ -7,7 +7,7 @@ a slot, decoding, at a tool, or parked; a replica that dies parks whoever asks i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from headway.core.events import (
     Event,
@@ -68,14 +68,15 @@ class SimRollouts:
         rollout.hangs = rng.random() < sim.p_hangs
         rollout.ignores_cancel = rollout.hangs and rng.random() < sim.p_ignores_cancel
         self._rollouts[rollout.rollout] = rollout
+        answer: list[VersionSpan] = []
         if command.partial:
-            _, turn, spans = command.partial.split("|")
-            rollout.turn = int(turn)
-            rollout.spans = [VersionSpan(*map(int, span.split("."))) for span in spans.split() if span]
+            _, turn, before, begun = command.partial.split("|")
+            rollout.turn, rollout.spans, answer = int(turn), _spans(before), _spans(begun)
         if rollout.turn >= sim.num_turns:
             self._end(rollout)
         elif not rollout.hangs:
             self._ask_turn(rollout)
+            rollout.answer = answer
 
     def park(self, command: Park) -> None:
         """Stop decoding; a tool call goes on."""
@@ -215,15 +216,17 @@ class SimRollouts:
 
     # --- standing still and ending
 
-    def _set_aside(self, rollout: SimRollout, cause: str) -> None:
+    def _set_aside(self, rollout: SimRollout, cause: Literal["asked", "engine_lost"]) -> None:
         self._leave_slot(rollout, whole=False)
         rollout.parked = True
         spans = merge_spans([*rollout.spans, *rollout.answer])
         payload = ""
         if self._stage.sim.keeps_partials:
-            text = " ".join(f"{span.lineage}.{span.number}.{span.num_tokens}" for span in spans)
-            payload = f"partial:{rollout.rollout}|{rollout.turn}|{text}"
-        event = RolloutParked(rollout.rollout, rollout.attempt, tuple(spans), payload, cause)  # pyright: ignore
+            before, begun = _text(rollout.spans), _text(rollout.answer)
+            payload = f"partial:{rollout.rollout}|{rollout.turn}|{before}|{begun}"
+        num_unfinished = sum(span.num_tokens for span in rollout.answer)
+        told = tuple(spans)
+        event = RolloutParked(rollout.rollout, rollout.attempt, told, payload, cause, num_unfinished)
         self._stage.later(0.0, event)
 
     def _end(self, rollout: SimRollout) -> None:
@@ -244,3 +247,11 @@ class SimRollouts:
         rollout.over = True
         self._leave_slot(rollout, whole=False)
         self._stage.later(0.0, RolloutFailed(rollout.rollout, rollout.attempt, owner, cause, "simulated"))
+
+
+def _text(spans: list[VersionSpan]) -> str:
+    return " ".join(f"{span.lineage}.{span.number}.{span.num_tokens}" for span in spans)
+
+
+def _spans(text: str) -> list[VersionSpan]:
+    return [VersionSpan(*map(int, span.split("."))) for span in text.split()]

@@ -153,6 +153,7 @@ def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState, partia
     rollout.pruned = rollout.audited = ""
     if not partial:
         rollout.num_tokens, rollout.spans, rollout.environment_age = 0, [], 0
+        rollout.num_unfinished = 0
         rollout.resumed_at = rollout.newest_turn = rollout.shaped_by = None
     replica = ctx.state.replicas[group.replica]
     rollout.unstarted = not replica.usable
