@@ -119,6 +119,20 @@ def test_a_run_killed_again_and_again_trains_what_the_unbroken_one_trains(
     assert trained(broken([rng.randrange(30, 250) for _ in range(4)])) == whole
 
 
+@pytest.mark.parametrize("num_damaged", [1, 2, 3])
+def test_damaged_checkpoints_in_a_row_cost_their_steps_and_no_exactness(
+    whole: dict[int, Rows], num_damaged: int
+) -> None:
+    settings = replace(SETTINGS, checkpoint=CheckpointSettings(every_steps=1, keep=num_damaged + 1))
+    run = SimRun(Scheduler(settings))
+    Exact(run, replace(SIM, save_s=0.1), 1).play(stop_after=560)
+    assert run.scheduler.state.contained == run.checkpoints[-1 - num_damaged] > 0
+    del run.checkpoints[-num_damaged:]
+    Exact(run, SIM, 2, lineage=1, start_s=run.entries[-1].t).play()
+    assert trained(run) == whole
+    assert_conserved(run.entries)
+
+
 @pytest.mark.parametrize("probability", [0.3, 1.0])
 def test_a_trainer_that_dies_costs_no_exactness(whole: dict[int, Rows], probability: float) -> None:
     lives = 0

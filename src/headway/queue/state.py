@@ -157,6 +157,7 @@ class State:
     published: int = 0  # newest version that replicas can read, -1 for none
     manifest: str = ""
     saving_step: int = -1  # of the checkpoint that is being written, -1 for none
+    contained: int = 0  # steps whose rollouts are forgotten: no resume goes back before them
     saved_steps: list[int] = field(default_factory=list[int])  # checkpoints that are kept, oldest first
 
     resume_due: bool = False  # parked rollouts may go on
