@@ -50,7 +50,7 @@ def admit(ctx: Context) -> None:
         )  # the version that this group's step trains from
         if step - applied > queue.max_depth or (last_step and step >= last_step):
             return
-        if room is not None and room < queue.group_size and ctx.index.busy:
+        if room is not None and room < queue.group_size and (running or index.busy):
             return
         if queue.max_running_rollouts and running + queue.group_size > queue.max_running_rollouts and running:
             return
