@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from headway.core.commands import Checkpoint, Finish, Train
+from headway.core.commands import Checkpoint, Finish, Rollback, Train
 from headway.core.events import Event, RolloutEnded, Scored, SettingChanged, StepEnded, TurnEnded
 from headway.core.notes import GuardAlarm, Warned
 from headway.core.records import VersionSpan

@@ -48,7 +48,7 @@ def admit(ctx: Context) -> None:
         step = (
             state.step + busy + ahead // queue.batch_groups
         )  # the version that this group's step trains from
-        if step - applied > queue.max_depth or (last_step and step >= last_step):
+        if step - applied > ctx.settings.depth or (last_step and step >= last_step):
             return
         if room is not None and room < queue.group_size and (running or index.busy):
             return

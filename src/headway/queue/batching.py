@@ -96,6 +96,7 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
                     rollout.advantage,
                     weight(ctx.settings, oldest_age),
                     masked,
+                    rollout.turn_advantages,
                 )
             )
     left = len(queued) - len(batch)
@@ -119,7 +120,7 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
     ctx.expect("train", ctx.settings.deadlines.train_s)
     state.next_batch += 1
     state.trainer = "training"
-    state.filtered_groups = 0
+    state.filtered_groups = state.stale_groups = 0
     state.empty_batches = 0
 
 

@@ -79,6 +79,7 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
         ctx.index.shrink(group, scored)
         _note_settled(ctx, group, "voided")
         ctx.drop_group(group)
+        state.stale_groups += stale
         if whole:
             _no_signal(ctx, group)
         else:
@@ -87,7 +88,9 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
     state.failed_groups = 0
     ctx.index.shrink(group, scored)
     ctx.move(group, "signalling")
-    ctx.ask(Signal(group.id, tuple((r.id, r.reward) for r in scored)))
+    rewards = tuple((r.id, r.reward) for r in scored)
+    turns = tuple(r.turn_rewards for r in scored)
+    ctx.ask(Signal(group.id, rewards, tuple(r.num_tokens for r in scored), turns if any(turns) else ()))
     ctx.expect(f"signal:{group.id}", ctx.settings.deadlines.signal_s)
 
 
@@ -98,6 +101,9 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
     advantages = dict(event.advantages)
     for rollout in group.rollouts:
         rollout.advantage = advantages[rollout.id]
+    turns = {name: values for (name, _), values in zip(event.advantages, event.turns, strict=False)}
+    for rollout in group.rollouts:
+        rollout.turn_advantages = turns.get(rollout.id, ())
     if ctx.state.phase == "stopping" and ctx.state.outcome not in CARRIED:
         for rollout in group.rollouts:
             ctx.settle(rollout, "unused")

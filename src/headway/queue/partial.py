@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from headway.queue.context import Context
     from headway.queue.state import GroupState, RolloutState
 
+_MAX_LOSSES = 5  # engines that a rollout may lose in one answer before it counts as failed
+
 
 @dataclass(frozen=True, slots=True)
 class PartialSettings:
@@ -88,6 +90,9 @@ def parked(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollou
     rollout.num_parks += 1
     if event.cause == "engine_lost":
         ctx.state.resume_due = True
+        rollout.num_losses += 1
+        if rollout.num_losses > _MAX_LOSSES:
+            rollouts.cancel(ctx, rollout, "it loses every engine that it asks", owner="infrastructure")
 
 
 def set_aside(ctx: Context, group: GroupState, rollout: RolloutState) -> None:

@@ -57,7 +57,10 @@ def replica_lost(ctx: Context, event: ReplicaLost) -> None:
     state = ctx.state
     replica = state.replicas.get(event.replica)
     text = f"generator {event.replica} was lost: {event.cause}"
-    if replica is None or replica.epoch != event.epoch or replica.down:
+    if replica is None:
+        stop(ctx, "failed", text, failed=True)  # it never began
+        return
+    if replica.epoch != event.epoch or replica.down:
         ctx.note(Ignored("ReplicaLost", event.replica))
         return
     limit = ctx.settings.recovery.generator_restarts

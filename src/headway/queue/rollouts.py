@@ -42,7 +42,7 @@ def progress(ctx: Context, rollout: RolloutState) -> None:
 
 def turn_ended(ctx: Context, group: GroupState, rollout: RolloutState, event: TurnEnded) -> None:
     """An answer is complete."""
-    rollout.num_turns = event.turn + 1
+    rollout.num_turns, rollout.num_losses = event.turn + 1, 0
     rollout.last_sign = f"the end of answer {event.turn}"
     rollout.spans = merge_spans([*rollout.spans, *event.spans])
     rollout.num_tokens = sum(span.num_tokens for span in rollout.spans)
@@ -158,7 +158,7 @@ def scored(ctx: Context, group: GroupState, rollout: RolloutState, event: Scored
         _lose(ctx, group, rollout, rollout.owner)
         return
     ctx.place(group, rollout, "scored")
-    rollout.reward = event.reward
+    rollout.reward, rollout.turn_rewards = event.reward, event.turn_rewards
     if group.purpose == "train":
         rewards = ctx.state.rewards
         rewards.append(event.reward)

@@ -214,3 +214,9 @@ class SchedulerSettings:
     solved_reward: float = 1.0 - 1e-9  # a rollout is solved from this reward on
     num_environment_workers: int = 1
     num_replicas: int = 1
+
+    @property
+    def depth(self) -> int:
+        """How many steps ahead a group may be admitted: what would be too old when it trains is not."""
+        limit = self.staleness.trajectory_bound
+        return self.queue.max_depth if limit < 0 else min(self.queue.max_depth, limit)

@@ -185,6 +185,7 @@ def judge_queued(ctx: Context, group: GroupState) -> None:
         else:
             ctx.settle(rollout, "voided", "a member of its group was stale")
     ctx.drop_group(group)
+    ctx.state.stale_groups += 1
 
 
 def _untrainable(ctx: Context, rollout: RolloutState) -> bool:

@@ -40,7 +40,9 @@ class RolloutState:
     truncated: bool = False
     score_tries: int = 0
     reward: float = 0.0
+    turn_rewards: tuple[float, ...] = ()
     advantage: float = 0.0
+    turn_advantages: tuple[float, ...] = ()
     owner: str = ""  # of its loss, for station lost
     pruned: PruneSource = ""  # who asked for this attempt's early end
     audited: PruneSource = ""  # who would have, of a rollout that is let finish to see whether it was right
@@ -48,6 +50,7 @@ class RolloutState:
     partial: str = ""  # what a later life can go on from, for station parked
     unstarted: bool = False  # parked before its attempt began, for no replica could take it
     num_parks: int = 0
+    num_losses: int = 0  # engines lost since its last answer
     num_restarts: int = 0  # begun anew because of its age
     resumed_at: tuple[int, int] | None = None  # version (lineage, number) of the newest resumption
     newest_turn: tuple[int, int] | None = None  # oldest version of the newest answer
@@ -161,6 +164,7 @@ class State:
     filtered_groups: int = 0  # without signal since the last batch
     empty_batches: int = 0  # in a row
     failed_groups: int = 0  # in a row
+    stale_groups: int = 0  # given up for their age since the last batch
     last_failure: str = ""
     rewards: list[float] = field(default_factory=list[float])  # newest finished train rollouts
 

@@ -16,16 +16,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
 from headway.core.errors import HeadwayError
 from headway.core.events import Event, WorkerLost
 from headway.runtime.job import Job
 from headway.runtime.wire import Link, socket_pair
-
-if TYPE_CHECKING:
-    import socket
 
 _LOG_TAIL_BYTES = 2000
 
@@ -60,8 +56,8 @@ class Crew:
     workers: list[Worker] = field(default_factory=list[Worker])
     death: Death | None = None
 
-    async def start(self, job: Job, ends: list[socket.socket]) -> Worker:
-        """Start one worker; `ends` are the sockets that its links name by number."""
+    async def start(self, job: Job) -> Worker:
+        """Start one worker."""
         ours, theirs = socket_pair()
         log = job.run_dir / "logs" / f"{job.name}.log"
         environment = {
@@ -75,14 +71,13 @@ class Crew:
             # From this thread, which lives as long as the driver: a worker dies with the thread that made it.
             process = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-m", "headway.runtime.worker", str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno(), *(end.fileno() for end in ends)],
+                pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env=environment,
             )
-        for end in (theirs, *ends):
-            end.close()
+        theirs.close()
         worker = Worker(job, process, await Link.over(ours), log)
         worker.link.send("job", job)
         self.workers.append(worker)

@@ -12,11 +12,11 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.algorithms.advantages import advantage_function
+from headway.algorithms.advantages.signal import signal_function
 from headway.config.compose import Config
 from headway.core.clock import RunClock
 from headway.core.errors import HeadwayError, WorkerDiedError
@@ -27,14 +27,12 @@ from headway.runtime import directory, snapshots
 from headway.runtime.crew import Crew, Death
 from headway.runtime.job import Job, Role
 from headway.runtime.live import LiveDriver, Share, Threads
-from headway.runtime.wire import socket_pair
+from headway.runtime.wire import address
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
 
 if TYPE_CHECKING:
-    import socket
-
     from headway.core.commands import Finish
 
 GENERATOR = "generator0"
@@ -133,7 +131,7 @@ class _Life:
             RunClock(prepared.clock_offset_s),
             prepared.metrics,
             next_seq=prepared.next_seq,
-            advantages=advantage_function(prepared.config.algorithm),
+            advantages=signal_function(prepared.config.algorithm),
             threads=self._threads,
             save_snapshot=lambda step, seq: snapshots.write(prepared.run_dir, prepared.scheduler, step, seq),
             say=prepared.say,
@@ -169,21 +167,19 @@ class _Life:
             loop.add_signal_handler(number, asked, number.name)
 
     async def _start_crew(self, crew: Crew, driver: LiveDriver) -> None:
-        environments = [f"environment{index}" for index in range(self._prepared.config.environment.workers)]
-        pairs = {name: socket_pair() for name in environments}
-        links = tuple((name, pair[0].fileno()) for name, pair in pairs.items())
-        generator = self._job("generator", GENERATOR, links, self._threads.generator.alone)
-        await self._start(crew, driver, generator, [pair[0] for pair in pairs.values()])
-        await self._start(crew, driver, self._job("trainer", "trainer", (), self._threads.trainer.alone), [])
-        for name, pair in pairs.items():
-            job = self._job("environment", name, ((GENERATOR, pair[1].fileno()),), 1)
-            await self._start(crew, driver, job, [pair[1]])
+        at = address(self._prepared.run_id, GENERATOR)
+        jobs = [
+            replace(self._job("generator", GENERATOR, self._threads.generator.alone), address=at),
+            self._job("trainer", "trainer", self._threads.trainer.alone),
+        ]
+        for index in range(self._prepared.config.environment.workers):
+            job = self._job("environment", f"environment{index}", 1)
+            jobs.append(replace(job, generators=((GENERATOR, at),)))
+        for job in jobs:
+            worker = await crew.start(job)
+            driver.connect(job.role, job.name, worker.link)
 
-    async def _start(self, crew: Crew, driver: LiveDriver, job: Job, ends: list[socket.socket]) -> None:
-        worker = await crew.start(job, ends)
-        driver.connect(job.role, job.name, worker.link)
-
-    def _job(self, role: Role, name: str, links: tuple[tuple[str, int], ...], threads: int) -> Job:
+    def _job(self, role: Role, name: str, threads: int) -> Job:
         prepared = self._prepared
         return Job(
             role=role,
@@ -197,7 +193,6 @@ class _Life:
             checkpoint=prepared.checkpoint,
             threads=threads,
             import_path=tuple(sys.path),
-            links=links,
         )
 
 

@@ -8,7 +8,7 @@ It decides nothing: a command that it cannot carry out becomes CommandRefused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,11 @@ from headway.core.commands import (
     Command,
     Finish,
     GrantSandbox,
+    Park,
     Publish,
     ReleaseSandbox,
     RequestTask,
+    Resume,
     Score,
     Signal,
     StartRollout,
@@ -34,6 +36,7 @@ from headway.core.events import (
     CommandRefused,
     DeadlinePassed,
     Event,
+    GroupSignal,
     RolloutEnded,
     RolloutFailed,
     StepEnded,
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
     from headway.telemetry.journal_writer import JournalWriter
     from headway.telemetry.metrics import RunMetrics
 
-Advantages = Callable[[Sequence[float]], list[float]]
+Advantages = Callable[[Signal], GroupSignal]
 
 _STAT_EVERY_S = 5.0
 _SYNC_EVERY_S = 1.0
@@ -195,7 +198,7 @@ class LiveDriver:
                 self._owner[command.rollout] = name
                 self._generating.add(command.rollout)
                 self._send(name, command)
-            case Cancel() | GrantSandbox() | ReleaseSandbox() | Score():
+            case Cancel() | Park() | Resume() | GrantSandbox() | ReleaseSandbox() | Score():
                 self._send(self._owner.get(command.rollout, self._environments[0]), command)
             case Signal():
                 self._signals.ask(command)

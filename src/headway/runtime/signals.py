@@ -10,25 +10,24 @@ import queue
 import threading
 from typing import TYPE_CHECKING
 
-from headway.core.events import CommandRefused, Event, GroupSignal
+from headway.core.events import CommandRefused, Event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from headway.core.commands import Signal
+    from headway.core.events import GroupSignal
 
 
 class SignalThread:
     """Turns rewards into advantages, one group after the other.
 
     Args:
-        advantages: rewards of one group in, one finite number each out.
+        advantages: what a settled group's rewards make.
         emit: takes the answer; called in this thread.
     """
 
-    def __init__(
-        self, advantages: Callable[[Sequence[float]], list[float]], emit: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, advantages: Callable[[Signal], GroupSignal], emit: Callable[[Event], None]) -> None:
         self._advantages = advantages
         self._emit = emit
         self._commands: queue.SimpleQueue[Signal] = queue.SimpleQueue()
@@ -44,9 +43,7 @@ class SignalThread:
 
     def _answer(self, command: Signal) -> Event:
         try:
-            values = self._advantages([reward for _, reward in command.rewards])
+            return self._advantages(command)
         except Exception as error:
             message = f"the advantage function raised {type(error).__name__}: {error}"
             return CommandRefused("Signal", command.group, message)
-        pairs = zip(command.rewards, values, strict=True)
-        return GroupSignal(command.group, tuple((name, value) for (name, _), value in pairs))

@@ -65,7 +65,7 @@ def _obey(trainer: Trainer, command: Train | Publish | Checkpoint) -> Event:
     began = stopwatch()
     match command:
         case Train():
-            result = trainer.step(command.rows)
+            result = trainer.step(command.rows, command.lr_scale)
             compute_s = stopwatch() - began
             return StepEnded(
                 command.batch,

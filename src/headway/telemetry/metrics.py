@@ -120,6 +120,8 @@ class RunMetrics:
                 self._rollouts.turn_ended(event)
             case events.ToolEnded():
                 self._rollouts.tool_ended(event)
+            case events.RolloutResumed():
+                self._rollouts.resumed_rollout(event)
             case events.SandboxWanted():
                 self._rollouts.sandbox_wanted(event)
             case events.SandboxReady() if event.sandbox not in self.sandboxes_started:

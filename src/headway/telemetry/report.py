@@ -20,7 +20,7 @@ from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds, s
 
 WIDTH = 100
 Summary = Mapping[str, Any]
-_PARTS = ("queue", "sandbox_start", "prefill", "decode", "tool", "score")
+_PARTS = ("queue", "parked", "sandbox_start", "prefill", "decode", "tool", "score")
 _TAIL = ("mean", "p50", "p90", "p99", "max")
 _COURSE = ("first", "last", "mean", "max")
 _REWARD = "rl.reward."
@@ -28,7 +28,7 @@ _WATCHED = (
     ("loss", "loss"),
     ("gradient norm", "grad_norm"),
     ("clipped share", "clip_fraction"),
-    ("KL (sampled, trained), nats", "kl_mu_pi"),
+    ("KL (sampled, trained), nats", "mismatch_kl"),
     ("entropy, nats", "entropy"),
 )
 _MEANING = {

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError
 
-from headway.algorithms.losses import LOSSES
-from headway.algorithms.losses.apply import apply_loss
+from headway.algorithms.advantages import load_advantage
+from headway.algorithms.corrections import load_correction
+from headway.algorithms.losses import load_loss
+from headway.algorithms.losses.apply import LossInputs, apply_loss
 from headway.core.errors import HeadwayError
 from headway.core.protocols import StepResult
 from headway.trainer import checkpoints
+from headway.trainer.batch_wide import BatchWide, batch_advantages, kept_tokens
 from headway.trainer.packing import num_positions, pack
 from headway.trainer.policy import TrainedPolicy
 from headway.trainer.schedule import learning_rate
@@ -33,10 +37,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from headway.algorithms.normaliser import Denominators
     from headway.algorithms.settings import AlgorithmSettings
     from headway.core.commands import Row
-    from headway.trainer.sequences import FetchedRow
+    from headway.trainer.packing import PackedRow
+    from headway.trainer.sequences import FetchedRow, TrainSequence
     from headway.trainer.settings import TrainerSettings
 
 MAX_NONFINITE_STEPS = 3  # in a row
@@ -49,7 +53,7 @@ class LocalTrainer:
     Args:
         model: a checkpoint directory, or a loaded model that this trainer then owns.
         settings: of the trainer; `threads` is set for the whole process.
-        algorithm: loss and normaliser.
+        algorithm: batch-wide half of the advantage, loss, correction, KL penalty and normaliser.
         payload_dir: where rows' payloads are.
         weights_dir: where versions are published; shared memory or the run directory.
         checkpoint_dir: where checkpoints are written.
@@ -73,12 +77,17 @@ class LocalTrainer:
         self._take_threads()
         self._settings = settings
         self._algorithm = algorithm
-        self._loss = LOSSES.load(algorithm.loss)
+        self._advantage = load_advantage(algorithm)
+        self._loss = load_loss(algorithm)
+        self._correction = load_correction(algorithm)
         self._payload_dir = payload_dir
         self._weights_dir = weights_dir
         self._checkpoint_dir = checkpoint_dir
         self._keep_checkpoints = keep_checkpoints
         self._policy = TrainedPolicy(_loaded(model), settings, seed)
+        if algorithm.kl_coef > 0:
+            with self._policy.as_reference():  # a reference that is not there is found out now
+                pass
         self._optimizer = torch.optim.AdamW(
             self._policy.trainable().values(),
             lr=settings.learning_rate,
@@ -97,8 +106,8 @@ class LocalTrainer:
         """Optimizer steps applied, skipped ones included."""
         return self._steps
 
-    def step(self, rows: Sequence[Row]) -> StepResult:
-        """Take one optimizer step on a whole batch.
+    def step(self, rows: Sequence[Row], lr_scale: float = 1.0) -> StepResult:
+        """Take one optimizer step on a whole batch; `lr_scale` multiplies the learning rate.
 
         A step whose loss or gradient is not finite leaves the weights as they are, counts as a step (the
         version's number rises) and reports `nonfinite` 1; metrics that are not finite are left out.
@@ -106,10 +115,10 @@ class LocalTrainer:
         Raises HeadwayError for rows that cannot be trained, and when more than MAX_NONFINITE_STEPS steps in
         a row were not finite.
         """
-        fetched = fetch_rows(rows, self._payload_dir, self._policy.vocab)
+        fetched = self._fetch(rows)
         self.zero_grad()
-        sums = self._forward_backward(fetched, count(fetched))
-        metrics = sums.metrics() | self.optim_step()
+        sums = self._forward_backward(fetched, self._batch_wide(fetched))
+        metrics = sums.metrics() | self.optim_step(lr_scale)
         if (num := self._num_nonfinite) > MAX_NONFINITE_STEPS:
             names = ", ".join(row.rollout for row in rows[:8])
             rule = f"loss and gradient must be finite; {num} steps in a row were not, the last {self._steps}"
@@ -128,26 +137,17 @@ class LocalTrainer:
         if policy == "reference":
             with self._policy.as_reference():
                 return self.forward(rows)
-        fetched = fetch_rows(rows, self._payload_dir, self._policy.vocab)
-        sequences = build_sequences(
-            fetched, count(fetched), self._algorithm, steps=self._steps, lineage=self._lineage
-        )
-        found: dict[int, Tensor] = {}
-        with torch.no_grad():
-            for row in pack(sequences, self._settings.micro_batch_tokens):
-                self._take_threads()
-                logp, _ = self._policy.logprobs(row)
-                found |= dict(zip(row.members, logp.split(row.lengths), strict=True))
-        flat = iter([found.get(index, torch.empty(0)) for index in range(len(sequences))])
+        fetched = self._fetch(rows)
+        flat = iter(self._logprobs(self._sequences(fetched, BatchWide(count(fetched)))))
         return [[next(flat) for _ in item.samples] for item in fetched]
 
-    def denominators(self, rows: Sequence[Row]) -> Denominators:
-        """Return the denominators of a whole optimizer batch."""
-        return count(fetch_rows(rows, self._payload_dir, self._policy.vocab))
+    def batch_wide(self, rows: Sequence[Row]) -> BatchWide:
+        """Return what only a whole optimizer batch tells: denominators and the batch-wide halves' answers."""
+        return self._batch_wide(self._fetch(rows))
 
-    def forward_backward(self, rows: Sequence[Row], denominators: Denominators) -> BatchSums:
+    def forward_backward(self, rows: Sequence[Row], wide: BatchWide) -> BatchSums:
         """Add the gradient of a part of a batch; parts in any split and order add up to the whole's."""
-        return self._forward_backward(fetch_rows(rows, self._payload_dir, self._policy.vocab), denominators)
+        return self._forward_backward(self._fetch(rows), wide)
 
     def zero_grad(self) -> None:
         """Forget the gradient gathered so far."""
@@ -158,14 +158,14 @@ class LocalTrainer:
         """Return the gradient gathered so far, by parameter name."""
         return {name: p.grad for name, p in self._policy.trainable().items() if p.grad is not None}
 
-    def optim_step(self) -> dict[str, float]:
-        """Clip the gathered gradient, apply it and forget it.
+    def optim_step(self, lr_scale: float = 1.0) -> dict[str, float]:
+        """Clip the gathered gradient, apply it at `lr_scale` times the learning rate, and forget it.
 
         Returns:
             `grad_norm` before clipping, `learning_rate`, and `nonfinite`: 1 when the update was skipped.
         """
         parameters = list(self._policy.trainable().values())
-        rate = learning_rate(self._settings, self._steps + 1)
+        rate = learning_rate(self._settings, self._steps + 1) * lr_scale
         norm = torch.nn.utils.clip_grad_norm_(parameters, self._settings.max_grad_norm).item()
         finite = math.isfinite(norm) and math.isfinite(self._loss_sum)
         if finite:
@@ -247,26 +247,71 @@ class LocalTrainer:
         if self._threads and self._threads != torch.get_num_threads():
             torch.set_num_threads(self._threads)
 
-    def _forward_backward(self, fetched: Sequence[FetchedRow], denominators: Denominators) -> BatchSums:
-        sequences = build_sequences(
-            fetched, denominators, self._algorithm, steps=self._steps, lineage=self._lineage
+    def _fetch(self, rows: Sequence[Row]) -> list[FetchedRow]:
+        return fetch_rows(rows, self._payload_dir, self._policy.vocab)
+
+    def _sequences(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> list[TrainSequence]:
+        return build_sequences(
+            fetched,
+            wide.denominators,
+            self._algorithm,
+            steps=self._steps,
+            lineage=self._lineage,
+            advantages=wide.advantages,
+            keep=wide.keep,
         )
+
+    def _logprobs(self, sequences: Sequence[TrainSequence]) -> list[Tensor]:
+        """Return log-probs of each sequence's trained tokens, without a gradient, [k]."""
+        found: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for row in pack(sequences, self._settings.micro_batch_tokens):
+                self._take_threads()
+                logp, _ = self._policy.logprobs(row)
+                found |= dict(zip(row.members, logp.split(row.lengths), strict=True))
+        return [found.get(index, torch.empty(0)) for index in range(len(sequences))]
+
+    def _batch_wide(self, fetched: Sequence[FetchedRow]) -> BatchWide:
+        wide = BatchWide(count(fetched))
+        if self._advantage.batch is not None:
+            sequences = self._sequences(fetched, wide)
+            found = batch_advantages(self._advantage.batch, fetched, sequences, self._algorithm)
+            wide = replace(wide, advantages=found)
+        if self._loss.batch is not None:
+            sequences = self._sequences(fetched, wide)
+            logps, anchored = self._logprobs(sequences), self._correction is None
+            kept = kept_tokens(self._loss.batch, fetched, sequences, logps, anchored, self._algorithm)
+            wide = replace(wide, keep=kept)
+        return wide
+
+    def _forward_backward(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> BatchSums:
+        sequences = self._sequences(fetched, wide)
         sums = BatchSums(num_unshared_tokens=sum(map(num_positions, sequences)))
         for row in pack(sequences, self._settings.micro_batch_tokens):
             self._take_threads()
+            reference = self._reference_logprobs(row)
             logp, entropy = self._policy.logprobs(row)
-            output = apply_loss(
-                self._loss,
+            inputs = LossInputs(
                 logp,
                 row.behaviour_logp.to(logp.dtype),
                 row.advantages.to(logp.dtype),
                 row.weights.to(logp.dtype),
-                self._algorithm,
+                row.sequences,
+                row.keep,
+                reference,
             )
+            output = apply_loss(self._loss, inputs, self._algorithm, self._correction)
             output.total.backward()
             sums.add(row, output, logp.detach(), entropy)
         self._loss_sum += sums.loss
         return sums
+
+    def _reference_logprobs(self, row: PackedRow) -> Tensor | None:
+        """Return what the KL penalty needs, None where there is none."""
+        if self._algorithm.kl_coef == 0:
+            return None
+        with torch.no_grad(), self._policy.as_reference():
+            return self._policy.logprobs(row)[0]
 
 
 def _loaded(model: Path | str | PreTrainedModel) -> PreTrainedModel:
