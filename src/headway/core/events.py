@@ -331,7 +331,8 @@ class SettingChanged:
     """A setting changes during the run, or between two lives of it."""
 
     key: str  # the full config key, such as queue.bound; those of other rooms are only recorded
-    value: Any  # a JSON scalar
+    value: Any  # a JSON scalar, or a list of them
+    checked: bool = False  # True when it was checked as a part of a whole config: take it as it is
 
 
 @dataclass(frozen=True, slots=True)

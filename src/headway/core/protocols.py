@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -322,8 +322,20 @@ class Trainer(Protocol):
         """Write the weights for replicas, atomically; return (manifest, bytes)."""
         ...
 
-    def save(self, step: int) -> str:
-        """Write a checkpoint, atomically; return its path."""
+    def capture(self, step: int, *, lineage: int = 0) -> Callable[[], str]:
+        """Copy what a checkpoint holds; return what writes it, atomically and in any thread, to its path."""
+        ...
+
+    def save(self, step: int, *, lineage: int = 0) -> str:
+        """Write a checkpoint, atomically, and drop the oldest; return its path."""
+        ...
+
+    def retain(self, step: int) -> None:
+        """Drop all checkpoints but the newest few up to `step`."""
+        ...
+
+    def discard_after(self, step: int) -> None:
+        """Remove the checkpoints of steps that are lost because the run goes on from `step`."""
         ...
 
     def load(self, path: str) -> None:

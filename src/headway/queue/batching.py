@@ -129,7 +129,7 @@ def step_ended(ctx: Context, event: StepEnded) -> None:
     ctx.met("train")
     ctx.state.step = event.step
     ctx.state.trainer = "idle"
-    for group in list(ctx.index.train["training"].values()):
+    for group in ctx.index.on("training"):
         ctx.move(group, "trained")
         for rollout in group.rollouts:
             ctx.settle(rollout, "trained")

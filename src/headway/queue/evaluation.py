@@ -73,13 +73,13 @@ def abandon(ctx: Context, reason: str) -> None:
     state = ctx.state
     if state.eval is None:
         return
-    for shelf in list(ctx.index.evals.values()):
-        for group in list(shelf.values()):
-            for rollout in group.rollouts:
-                cancel(ctx, rollout, "stopped")
-                sandboxes.release_all(ctx, rollout)
-                ctx.settle(rollout, "stopped", reason)
-            ctx.drop_group(group)
+    groups = [group for shelf in ctx.index.evals.values() for group in shelf.values()]
+    for group in sorted(groups, key=lambda group: group.id):
+        for rollout in group.rollouts:
+            cancel(ctx, rollout, "stopped")
+            sandboxes.release_all(ctx, rollout)
+            ctx.settle(rollout, "stopped", reason)
+        ctx.drop_group(group)
     state.eval = None
     due(ctx)
 

@@ -27,7 +27,7 @@ def settle_complete(ctx: Context) -> None:
     """
     state = ctx.state
     kept = state.restart_due or (state.phase == "stopping" and state.outcome in CARRIED)
-    for group in list(ctx.index.complete.values()):
+    for group in ctx.index.done():
         if group.purpose == "eval":
             _settle_eval(ctx, group)
         elif not kept:

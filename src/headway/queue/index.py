@@ -102,6 +102,14 @@ class Index:
         group.rollouts = kept
         self.add(group)
 
+    def on(self, shelf: Shelf) -> list[GroupState]:
+        """Return the train groups on a shelf, by id: the order must not depend on how the index was built."""
+        return sorted(self.train[shelf].values(), key=lambda group: group.id)
+
+    def done(self) -> list[GroupState]:
+        """Return the running groups whose rollouts are all scored or lost, by id."""
+        return sorted(self.complete.values(), key=lambda group: group.id)
+
     @property
     def num_eval_groups(self) -> int:
         """Groups of the evaluation in progress."""

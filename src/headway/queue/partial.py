@@ -57,7 +57,7 @@ def park_stragglers(ctx: Context, moment: Literal["batch", "update"]) -> None:
         return
     limit = rule.max_late_batches * ctx.settings.queue.batch_groups
     newest = max(state.step, state.published)
-    for group in list(ctx.index.train["running"].values()):
+    for group in ctx.index.on("running"):
         if not group.late and ctx.index.num_late >= limit:
             continue
         behind = staleness.age(state, group.lineage, group.number) + newest - state.step

@@ -117,7 +117,7 @@ def roll_back(ctx: Context, step: int, reason: str) -> None:
     state.evaluated = state.evaluated if state.evaluated <= step else -1
     state.trainer = "loading"
     for shelf in ("training", "trained"):
-        for group in list(ctx.index.train[shelf].values()):
+        for group in ctx.index.on(shelf):
             if shelf == "training" or group.step > step:
                 requeue(ctx, group)
     ctx.ask(Rollback(step, state.lineage))

@@ -80,7 +80,7 @@ def restart(ctx: Context) -> None:
     if any(r.lineage != state.lineage or r.number < fork for r in state.replicas.values()):
         return
     state.restart_due = False
-    for group in list(ctx.index.train["dormant"].values()):
+    for group in ctx.index.on("dormant"):
         ask_task(ctx, group)
 
 

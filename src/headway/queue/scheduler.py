@@ -71,6 +71,7 @@ from headway.queue import (
 )
 from headway.queue.context import Context
 from headway.queue.index import Index
+from headway.queue.settings import ELSEWHERE, verify_places
 from headway.queue.state import ACTIVE, State
 
 if TYPE_CHECKING:
@@ -139,13 +140,19 @@ class Scheduler:
 
     def _refresh_settings(self) -> None:
         changed: dict[str, dict[str, Any]] = {}
+        flat: dict[str, Any] = {}
         for key, value in self.state.overrides.items():
             section, _, name = key.partition(".")
-            changed.setdefault(section, {})[name] = value
+            if key in ELSEWHERE:
+                flat[ELSEWHERE[key]] = value
+            else:
+                changed.setdefault(section, {})[name] = value
+        if "max_sandboxes" in flat:
+            flat["verify_sandboxes"] = verify_places(flat["max_sandboxes"])
         sections = {
             name: dataclasses.replace(getattr(self._base, name), **values) for name, values in changed.items()
         }
-        self.settings = dataclasses.replace(self._base, **sections)
+        self.settings = dataclasses.replace(self._base, **sections, **flat)
 
     def _run_rules(self, ctx: Context) -> None:
         """Every rule, in the one order that matters: what frees a place runs before what fills it."""
@@ -344,26 +351,24 @@ class Scheduler:
 
     def _change_setting(self, ctx: Context, event: SettingChanged) -> None:
         section, _, name = event.key.partition(".")
-        if section not in SECTIONS:
+        if section not in SECTIONS and event.key not in ELSEWHERE:
             return  # another room's: the journal records it
-        fields = {field.name for field in dataclasses.fields(getattr(self.settings, section))}
-        if name not in fields:
-            ctx.warn("setting", f"{section} has no setting {name!r}; nothing changed")
-            return
-        before = self.state.overrides.get(event.key)
+        if section in SECTIONS:
+            fields = {field.name for field in dataclasses.fields(getattr(self.settings, section))}
+            if name not in fields:
+                ctx.warn("setting", f"{section} has no setting {name!r}; nothing changed")
+                return
+        before = dict(self.state.overrides)
         self.state.overrides[event.key] = event.value
         self._refresh_settings()
-        changed = getattr(self.settings, section)
-        problem = next(iter(changed.problems()), None) if hasattr(changed, "problems") else None
-        if problem is not None:
-            if before is None:
-                del self.state.overrides[event.key]
-            else:
-                self.state.overrides[event.key] = before
-            self._refresh_settings()
-            ctx.warn(
-                "setting", f"{section}.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
-            )
+        changed: Any = getattr(self.settings, section, None)
+        if not event.checked and hasattr(changed, "problems"):
+            problem = next(iter(changed.problems()), None)
+            if problem is not None:
+                self.state.overrides = before
+                self._refresh_settings()
+                text = f"{section}.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
+                ctx.warn("setting", text)
         ctx.settings = self.settings
         if event.key == "guard.paused" and not self.settings.guard.paused:
             guard.resume(ctx)

@@ -187,6 +187,23 @@ class DeadlineSettings:
     sandbox_s: float = setting(30.0, "A sandbox starting or ending.", gt=0)
 
 
+ELSEWHERE = {
+    "generator.temperature": "temperature",
+    "generator.kv_on_update": "kv",
+    "environment.rollout_timeout_s": "rollout_timeout_s",
+    "environment.workers": "num_environment_workers",
+    "reward.timeout_s": "score_timeout_s",
+    "reward.max_tries": "max_score_tries",
+    "sandbox.max_live": "max_sandboxes",
+}
+"""Keys of other rooms' sections that the scheduler follows: full key -> field of SchedulerSettings."""
+
+
+def verify_places(max_sandboxes: int) -> int:
+    """Return how many of the live sandboxes are kept for verifiers."""
+    return max(1, max_sandboxes // 4)
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """Everything that the scheduler needs; composed by the runtime from the sections of the config."""

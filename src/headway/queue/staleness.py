@@ -169,7 +169,7 @@ def drop_stale(ctx: Context) -> None:
     if ctx.index.judged_at == moment:
         return
     ctx.index.judged_at = moment
-    for group in sorted(ctx.index.train["queued"].values(), key=lambda group: group.id):
+    for group in ctx.index.on("queued"):
         judge_queued(ctx, group)
 
 

@@ -8,7 +8,7 @@ It decides nothing: a command that it cannot carry out becomes CommandRefused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,9 @@ from headway.core.commands import (
     Publish,
     ReleaseSandbox,
     RequestTask,
+    RestartWorker,
     Resume,
+    Rollback,
     Score,
     Signal,
     StartRollout,
@@ -40,6 +42,7 @@ from headway.core.events import (
     RolloutEnded,
     RolloutFailed,
     StepEnded,
+    WorkerLost,
 )
 from headway.core.notes import RolloutSettled
 from headway.runtime.signals import SignalThread
@@ -88,7 +91,8 @@ class LiveDriver:
         next_seq: int,
         advantages: Advantages,
         threads: Threads,
-        save_snapshot: Callable[[int, int], None],
+        restart: Callable[[RestartWorker], None],
+        save_snapshot: Callable[[int], None],
         say: Callable[[str], None],
     ) -> None:
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
@@ -102,6 +106,7 @@ class LiveDriver:
         self._seq = next_seq
         self._signals = SignalThread(advantages, self._from_thread)
         self._threads = threads
+        self._restart = restart
         self._save_snapshot = save_snapshot
         self._say = say
         self._links: dict[str, Link] = {}
@@ -116,14 +121,16 @@ class LiveDriver:
         self._sync_at_s = 0.0
 
     def connect(self, role: str, name: str, link: Link) -> None:
-        """Make a worker reachable."""
+        """Make a worker reachable; one of a known name takes the place of one that died."""
         self._links[name] = link
-        if role == "environment":
+        self._given = (0, 0)  # it knows of no threads yet
+        if role == "environment" and name not in self._environments:
             self._environments.append(name)
 
-    async def run(self, first: Event) -> Finish:
-        """Handle events until Finish."""
-        self._handle(first)
+    async def run(self, first: Sequence[Event]) -> Finish:
+        """Handle events until Finish; `first` come before any other."""
+        for event in first:
+            self._handle(event)
         while self.finish is None:
             event = await self._next()
             self._handle(event)
@@ -154,7 +161,7 @@ class LiveDriver:
         self._seq += 1
         if isinstance(event, CheckpointDone):
             self._journal.sync()  # first: a snapshot must not know of more than the journal
-            self._save_snapshot(event.step, entry.seq)
+            self._save_snapshot(entry.seq)
         for command in commands:
             self._obey(command)
         self._share_cores(event)
@@ -205,8 +212,10 @@ class LiveDriver:
             case Train():
                 self._training = True
                 self._send("trainer", command)
-            case Publish() | Checkpoint():
+            case Publish() | Checkpoint() | Rollback():
                 self._send("trainer", command)
+            case RestartWorker():
+                self._restart(command)
             case ApplyVersion():
                 for name in command.replicas:
                     self._send(name, command)
@@ -222,7 +231,7 @@ class LiveDriver:
         match event:
             case RolloutEnded() | RolloutFailed():
                 self._generating.discard(event.rollout)
-            case StepEnded():
+            case StepEnded() | WorkerLost(role="trainer"):
                 self._training = False
             case _:
                 pass

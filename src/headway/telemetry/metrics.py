@@ -67,6 +67,7 @@ class RunMetrics:
         self.num_refills = 0
         self.num_superseded = 0
         self.warnings: list[dict[str, Any]] = []
+        self.settings_changed: list[dict[str, Any]] = []
         self.failed_attempts: dict[str, int] = {}
         self.latency = {name: Tails() for name in LATENCY_PARTS}
         self.end_to_end, self.tokens, self.turns, self.tool_calls = Tails(), Tails(), Tails(), Tails()
@@ -156,6 +157,10 @@ class RunMetrics:
                 self._warn(t, "worker_lost", f"{event.role} {event.worker} ended unasked: {event.cause}")
             case events.ReplicaLost():
                 self._warn(t, "replica_lost", f"generator {event.replica} was lost: {event.cause}")
+            case events.SettingChanged():
+                self.facts = self.facts.changed(event.key, event.value)
+                step = self.steps.steps_ended
+                self.settings_changed.append({"t": t, "step": step, "key": event.key, "value": event.value})
             case events.CommandRefused():
                 self._warn(t, "command_refused", f"{event.command} {event.target}: {event.message}")
             case _:

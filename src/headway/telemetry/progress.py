@@ -83,7 +83,9 @@ class Progress:
         for note in entry.notes:
             lines += self._note(note)
         for command in entry.commands:
-            if isinstance(command, commands.Finish):
+            if isinstance(command, commands.RestartWorker):
+                lines.append(f"{command.role} {command.worker} is started anew")
+            elif isinstance(command, commands.Finish):
                 word = "failed" if command.failed else "finished"
                 lines.append(f"{word} ({command.outcome}) after {seconds(entry.t)}: {command.message}")
         return [_cut(line) for line in lines]

@@ -58,6 +58,7 @@ def report_text(summary: Summary, series: Sequence[Mapping[str, Any]]) -> str:
         ("Discarded", _discards(summary)),
         ("Evaluation", _evaluation(summary)),
         ("Driver", _driver(summary)),
+        ("Settings that changed", _changes(summary)),
         ("Warnings", _warnings(summary)),
     ]
     for title, parts in sections:
@@ -281,6 +282,13 @@ def _driver(summary: Summary) -> list[RenderableType]:
             f"{percent(OVERHEAD_TARGET)}: scheduler {seconds(summary['rl.driver.scheduler_s'])}, "
             f"journal {seconds(summary['rl.driver.journal_s'])}"
         )
+    ]
+
+
+def _changes(summary: Summary) -> list[RenderableType]:
+    return [
+        Text(f"{change['key']} = {json.dumps(change['value'])} from step {change['step'] + 1} on")
+        for change in summary["settings_changed"]
     ]
 
 

@@ -51,6 +51,7 @@ def _run(metrics: RunMetrics) -> dict[str, Any]:
         "wall_s": metrics.now,
         "num_rollouts": metrics.num_rollouts,
         "num_resumes": metrics.num_resumes,
+        "settings_changed": metrics.settings_changed,
         "reward.first": first,
         "reward.last": last,
     }

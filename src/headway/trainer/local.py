@@ -10,7 +10,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError
@@ -32,7 +32,7 @@ from headway.weights.manifest import read_manifest
 from headway.weights.publish import write_adapter, write_full
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -198,40 +198,68 @@ class LocalTrainer:
         self._lineage = lineage
         return str(path), read_manifest(path).num_bytes
 
-    def save(self, step: int) -> str:
+    def save(self, step: int, *, lineage: int = 0) -> str:
         """Write a checkpoint, whole or not at all, and drop the oldest; return its path."""
+        path = self.capture(step, lineage=lineage)()
+        self.retain(step)
+        return path
+
+    def capture(self, step: int, *, lineage: int = 0) -> Callable[[], str]:
+        """Copy everything that a checkpoint holds, and return what writes it, whole or not at all.
+
+        The copy takes as much memory again as the trained weights and the optimizer's state do. It may be
+        written in any thread while the trainer goes on; that returns the checkpoint's path.
+        """
         if step != self._steps:
             rule = f"a checkpoint's step must be the {self._steps} optimizer steps applied"
             raise HeadwayError(rule, value=step)
         facts = {"kind": "full" if self._settings.full else "lora"}
-        try:
-            with checkpoints.writing(self._checkpoint_dir, step, facts) as staging:
-                self._policy.save(staging)
-                state = {
-                    "steps": self._steps,
-                    "num_nonfinite": self._num_nonfinite,
-                    "optimizer": self._optimizer.state_dict(),
-                    "rng": torch.get_rng_state(),
-                }
-                torch.save(state, staging / _STATE)
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch does not say that a disk is full
-            free = shutil.disk_usage(self._checkpoint_dir).free
-            rule = f"the checkpoint of step {step} must be written to {self._checkpoint_dir}"
-            remedy = f"{free >> 20} MiB are free there. Mend that, then go on with `headway resume`"
-            raise HeadwayError(rule, value=str(error).split("\n")[0], remedy=remedy) from error
+        write_policy = self._policy.capture()
+        state = {
+            "steps": self._steps,
+            "num_nonfinite": self._num_nonfinite,
+            "optimizer": _copied(self._optimizer.state_dict()),
+            "rng": torch.get_rng_state(),
+        }
+
+        def write() -> str:
+            try:
+                with checkpoints.writing(self._checkpoint_dir, step, facts, lineage=lineage) as staging:
+                    write_policy(staging)
+                    torch.save(state, staging / _STATE)
+            except (OSError, RuntimeError, SafetensorError) as error:  # torch does not say "disk full"
+                free = shutil.disk_usage(self._checkpoint_dir).free
+                rule = f"the checkpoint of step {step} must be written to {self._checkpoint_dir}"
+                remedy = f"{free >> 20} MiB are free there. Mend that, then go on with `headway resume`"
+                raise HeadwayError(rule, value=str(error).split("\n")[0], remedy=remedy) from error
+            return str(checkpoints.checkpoint_path(self._checkpoint_dir, step))
+
+        return write
+
+    def retain(self, step: int) -> None:
+        """Drop checkpoints beyond the newest few up to `step`, and those of a branch that was lost."""
         checkpoints.retain(self._checkpoint_dir, step, self._keep_checkpoints)
-        return str(checkpoints.checkpoint_path(self._checkpoint_dir, step))
+
+    def discard_after(self, step: int) -> None:
+        """Remove the checkpoints of steps that are lost because the run goes on from `step`."""
+        checkpoints.discard_after(self._checkpoint_dir, step)
 
     def load(self, path: str) -> None:
         """Go on exactly from a checkpoint: the next step is the same to the bit.
 
-        Raises HeadwayError when the checkpoint is incomplete, UserError when it is of another model.
+        Settings of the optimizer are those of this trainer, which may differ from the checkpoint's.
+
+        Raises HeadwayError when the checkpoint is incomplete or damaged, UserError when it is of another
+        model.
         """
         directory = Path(path)
-        checkpoints.read_checkpoint(directory)
+        checkpoints.read_checkpoint(directory, hashes=True)
         self._policy.load(directory)
         state: dict[str, Any] = torch.load(directory / _STATE, weights_only=True)
+        own = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
         self._optimizer.load_state_dict(state["optimizer"])
+        for group, settings in zip(self._optimizer.param_groups, own, strict=True):
+            group.update(settings)
         torch.set_rng_state(state["rng"])
         self._steps = state["steps"]
         self._num_nonfinite = state["num_nonfinite"]
@@ -312,6 +340,17 @@ class LocalTrainer:
             return None
         with torch.no_grad(), self._policy.as_reference():
             return self._policy.logprobs(row)[0]
+
+
+def _copied(value: Any) -> Any:
+    """Return an optimizer's state with tensors of its own."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list):
+        return [_copied(entry) for entry in cast("list[Any]", value)]
+    return value
 
 
 def _loaded(model: Path | str | PreTrainedModel) -> PreTrainedModel:
