@@ -192,7 +192,8 @@ def test_refill_never_exceeds_its_budget(queue: SchedulerSettings, sim: SimSetti
 def test_an_evaluation_counts_every_task_once(queue: SchedulerSettings, sim: SimSettings, seed: int) -> None:
     run = simulate(queue, sim, seed)
     for note in all_notes(run.entries, EvalEnded):
-        assert note.num_rollouts + note.num_failed == queue.eval.num_tasks
+        assert note.num_rollouts + note.num_failed == queue.eval.num_tasks * queue.eval.rollouts_per_task
+        assert 0.0 <= note.pass_at_1 <= note.pass_at_n <= 1.0
 
 
 @LOOSE
@@ -214,6 +215,7 @@ def looked_up(index: Index) -> dict[str, object]:
         "parked": sorted(index.parked),
         "num_running": index.num_running,
         "num_late": index.num_late,
+        "busy": index.busy,
         "load": index.load,
         "wanted": {purpose: list(line) for purpose, line in index.wanted.items()},
         "num_live_sandboxes": index.num_live_sandboxes,
