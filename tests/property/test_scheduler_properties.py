@@ -38,7 +38,8 @@ scheduler_settings = st.builds(
             max_refill_batches=refills,
             on_failed_rollout=policy,
             max_empty_batches=3,
-            publish_every=1 + more["publish_lag"] * bool(min(depth, bound) != 0 and bound),
+            publish_every=1
+            + more["publish_lag"] * bool(min(depth, bound) != 0 and bound and more["level"] != 0),
             max_updating_replicas=more["updating"],
             batch_tokens=more["batch_tokens"],
         ),

@@ -1,4 +1,4 @@
-"""Draws settings of pruning, concurrency, the guard and evaluation, and the verdicts and numbers they act on."""
+"""Draws settings of pruning, concurrency, guard and evaluation, and the verdicts and numbers they act on."""
 
 from __future__ import annotations
 

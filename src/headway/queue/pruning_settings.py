@@ -24,8 +24,8 @@ class PruningSettings:
     )
     max_repetition: float | None = setting(
         None,
-        "Prune a rollout in whose newest tokens at least this share of 4-grams repeats one before (0 to 1; a loop "
-        "is near 1).",
+        "Prune a rollout in whose newest tokens at least this share of 4-grams repeats one before (0 to 1; a "
+        "loop is near 1).",
         gt=0,
         le=1,
     )
@@ -35,8 +35,8 @@ class PruningSettings:
     )
     value_hook: str = setting(
         "",
-        "Your own function that predicts a rollout's reward at each turn's end: an import path module:function, "
-        "or file.py:function with a path relative to the config file.",
+        "Your own function that predicts a rollout's reward at each turn's end: an import path "
+        "module:function, or file.py:function with a path relative to the config file.",
     )
     value_threshold: float | None = setting(
         None, "Prune a rollout whose reward value_hook predicts to be below this."
