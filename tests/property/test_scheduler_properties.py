@@ -171,7 +171,7 @@ def test_killed_anywhere_a_run_resumes_and_trains_nothing_twice(
 @LOOSE
 @given(scheduler_settings, st.integers(0, 2**32))
 def test_bound_zero_trains_on_policy_only_and_ends(queue: SchedulerSettings, seed: int) -> None:
-    sync = replace(queue, queue=replace(queue.queue, bound=0, depth=0))
+    sync = replace(queue, queue=replace(queue.queue, bound=0, depth=0, publish_every=1))
     run = simulate(sync, SimSettings(tokens_sigma=1.2), seed)
     for batch in all_notes(run.entries, BatchReleased):
         assert {age for age, _ in batch.token_staleness} <= {0}

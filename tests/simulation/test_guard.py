@@ -237,3 +237,16 @@ def test_before_the_first_checkpoint_a_rollback_begins_the_run_anew() -> None:
     assert finish_of(run).outcome == "steps"
     ends = assert_conserved(run.entries)
     assert ends["trained"] == sum(len(rows) for rows in run.trained.values())
+
+
+def test_a_run_in_which_nothing_is_solved_any_more_is_seen_although_no_step_ends() -> None:
+    def change(event: Event) -> Event:
+        state = driver.run.scheduler.state
+        gone = state.step >= COLLAPSE and state.lr_scale == 1.0
+        return replace(event, reward=0.0) if isinstance(event, Scored) and gone else event
+
+    driver = scripted(guard("rollback", min_reward=0.2), SIM, 1, change=change)
+    driver.play()
+    assert [alarm.metric for alarm in all_notes(driver.run.entries, GuardAlarm)] == ["reward"]
+    assert finish_of(driver.run).outcome == "steps"
+    assert_conserved(driver.run.entries)
