@@ -14,6 +14,7 @@ from headway.core.commands import RestartWorker, Rollback
 from headway.core.notes import Ignored, RolledBackTo, RolloutRevived
 from headway.core.settings import setting
 from headway.queue import evaluation
+from headway.queue.staleness import plan_lost_steps
 from headway.queue.state import ReplicaState
 from headway.queue.stopping import stop
 
@@ -109,6 +110,7 @@ def roll_back(ctx: Context, step: int, reason: str) -> None:
     """Go back to the checkpoint of `step` (0: the beginning); the lost steps' rollouts are queued again."""
     state = ctx.state
     ctx.note(RolledBackTo(step, state.step, state.lineage + 1, reason))
+    plan_lost_steps(ctx, step)
     _forget_trainer(ctx)
     state.forks.append(step)
     state.lineage, state.step = state.lineage + 1, step
@@ -130,7 +132,7 @@ def requeue(ctx: Context, group: GroupState) -> None:
         for rollout in group.rollouts:
             ctx.note(RolloutRevived(rollout.id, group.id))
         group.carried = False
-    group.step = 0
+    group.planned, group.step = group.step or group.planned, 0
     ctx.move(group, "queued")
     for rollout in group.rollouts:
         ctx.place(group, rollout, "queued")
