@@ -111,7 +111,7 @@ def _alarm(ctx: Context, found: list[Finding]) -> bool:
         state.tried.append(good)
         ctx.state.lr_scale *= settings.rollback_lr_scale
         taken_back(ctx, good)
-        roll_back(ctx, good, text)
+        roll_back(ctx, good, text, same_steps=False)
         return True
     return False
 
@@ -120,12 +120,13 @@ def _last_good(ctx: Context, since: int) -> int | None:
     """Return the newest checkpoint from before step `since`; 0 is the run's beginning.
 
     Step `since` is measured on the weights of the step before it, so these are not good any more. One that a
-    rollback went back to in vain is not tried again.
+    rollback went back to in vain is tried again only when there is no other.
     """
     state = ctx.state.guard
     choices = [*([] if state.dropped else [0]), *ctx.state.saved_steps]
-    before = [step for step in choices if step < max(1, since - 1) and step not in state.tried]
-    return before[-1] if before else None
+    before = [step for step in choices if step < max(1, since - 1)]
+    fresh = [step for step in before if step not in state.tried]
+    return (fresh or before[:1] or [None])[-1]
 
 
 def _words(finding: Finding) -> str:
