@@ -54,7 +54,7 @@ def admit(ctx: Context) -> None:
             step = state.again[0].planned - 1
         if step - applied > ctx.settings.depth or (last_step and step >= last_step):
             return
-        if room is not None and room < queue.group_size and ctx.index.busy:
+        if room is not None and room < queue.group_size and (running or index.busy):
             return
         if queue.max_running_rollouts and running + queue.group_size > queue.max_running_rollouts and running:
             return

@@ -72,6 +72,9 @@ def _empty_batch(ctx: Context) -> None:
         f"empty batch {state.empty_batches} of at most {queue.max_empty_batches}",
     )
     state.filtered_groups = 0
+    if guard.batch_empty(ctx):
+        state.empty_batches = 0
+        return
     if state.empty_batches >= queue.max_empty_batches:
         stop(
             ctx,

@@ -133,6 +133,16 @@ def plan_lost_steps(ctx: Context, step: int) -> None:
     state.planned_until = max(state.planned_until if state.planned_until > step else 0, state.step + busy)
 
 
+def forget_plans(ctx: Context) -> None:
+    """Before going back to go another way: no step is taken again as it was."""
+    state = ctx.state
+    state.planned_until = 0
+    for group in state.groups.values():
+        group.planned = 0
+    for again in state.again:
+        again.planned = 0
+
+
 def is_lost(ctx: Context, group: GroupState) -> bool:
     """Say whether a group began with a version of a lost branch, and is too old for that."""
     state = ctx.state
