@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
     from headway.config.source import Source
 
-HOOKS = (("environment", "name"), ("algorithm", "advantage"), ("algorithm", "loss"))
+HOOKS = (
+    ("environment", "name"),
+    ("algorithm", "advantage"),
+    ("algorithm", "loss"),
+    ("pruning", "value_hook"),
+)
 """Keys that may name a file of the user's own code."""
 
 

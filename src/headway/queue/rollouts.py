@@ -117,6 +117,7 @@ def attempt_failed(
 ) -> None:
     """Retry the attempt, or lose the rollout."""
     rollout.failures += 1
+    rollout.draws += owner != "infrastructure"
     retry = rollout.failures < ctx.settings.queue.max_attempts and ctx.state.phase == "running"
     ctx.note(AttemptFailed(rollout.id, rollout.attempt, owner, cause, message, retry))
     if retry:

@@ -124,6 +124,10 @@ class QueueDepth:
         self._over = False
         self.all.skip_to(t)
         self.signal.skip_to(t)
+        self.rolled_back()
+
+    def rolled_back(self) -> None:
+        """A batch whose step never ended waits again."""
         for group, rollouts in self._training.items():
             self._open[group] = rollouts
             self._queued.add(group)
