@@ -79,12 +79,15 @@ def recovery_places(ctx: Context) -> int:
     """
     state, index = ctx.state, ctx.index
     busy = 1 if ctx.index.train["training"] else 0
-    steps = max(0, state.planned_until - state.step - busy)
-    if not steps:
+    if state.planned_until <= state.step + busy:
         return 0
-    shelves = (index.train[shelf] for shelf in ("requested", "running", "signalling", "queued"))
-    planned = sum(bool(group.planned) for shelf in shelves for group in shelf.values())
-    return steps * ctx.settings.queue.batch_groups - planned
+    shelves = (index.train[shelf] for shelf in ("requested", "running", "signalling", "queued", "dormant"))
+    planned = [group.planned for shelf in shelves for group in shelf.values() if group.planned]
+    # a step whose rollouts are all lost, filtered or pruned by now is an ordinary one
+    steps = {
+        step for step in (*planned, *(again.planned for again in state.again)) if step > state.step + busy
+    }
+    return max(0, len(steps) * ctx.settings.queue.batch_groups - len(planned))
 
 
 def request_group(ctx: Context, purpose: Purpose, index: int, again: Again | None = None) -> None:
