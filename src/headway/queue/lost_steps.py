@@ -43,7 +43,7 @@ def plan(ctx: Context, step: int) -> None:
 
 
 def forget_plans(ctx: Context) -> None:
-    """Before going back to go another way: no step is taken again as it was."""
+    """No step is taken again as it was any more; whose step it was is trained as any other."""
     state = ctx.state
     state.planned_until = 0
     for group in state.groups.values():
@@ -91,7 +91,7 @@ def places(ctx: Context) -> int:
     planned = [group.planned for group in _on_their_way(ctx) if is_planned(state, group.planned)]
     steps = {*planned, *(again.planned for again in state.again if is_planned(state, again.planned))}
     if first not in steps:
-        state.planned_until = first - 1
+        forget_plans(ctx)
         return 0
     return len(steps) * ctx.settings.queue.batch_groups - len(planned)
 
