@@ -75,19 +75,23 @@ def admit(ctx: Context) -> None:
 def recovery_places(ctx: Context) -> int:
     """Return how many places lost steps take beyond their groups: each one a whole batch.
 
-    Looks at every group, but only while lost steps are being taken again.
+    When nothing is left of the next one's batch, the plan has a gap that no later step can wait behind: it is
+    given up, and what is left of it trains as any other group. Looks at every group, but only while lost
+    steps are being taken again.
     """
     state, index = ctx.state, ctx.index
-    busy = 1 if ctx.index.train["training"] else 0
-    if state.planned_until <= state.step + busy:
+    if state.step >= state.planned_until:
         return 0
-    shelves = (index.train[shelf] for shelf in ("requested", "running", "signalling", "queued", "dormant"))
-    planned = [group.planned for shelf in shelves for group in shelf.values() if group.planned]
-    # a step whose rollouts are all lost, filtered or pruned by now is an ordinary one
-    steps = {
-        step for step in (*planned, *(again.planned for again in state.again)) if step > state.step + busy
-    }
-    return max(0, len(steps) * ctx.settings.queue.batch_groups - len(planned))
+    shelves = [index.train[shelf] for shelf in ("requested", "running", "signalling", "queued", "dormant")]
+    groups = [group for shelf in shelves for group in shelf.values() if group.planned > state.step]
+    steps = {item.planned for item in (*groups, *state.again) if item.planned > state.step}
+    busy = 1 if index.train["training"] else 0
+    if steps and min(steps) > state.step + 1 + busy:
+        for item in (*groups, *state.again):
+            item.planned = 0
+        state.planned_until = state.step
+        return 0
+    return len(steps) * ctx.settings.queue.batch_groups - len(groups)
 
 
 def request_group(ctx: Context, purpose: Purpose, index: int, again: Again | None = None) -> None:
