@@ -15,7 +15,7 @@ from headway.queue import guard
 from headway.queue.admission import ghosts
 from headway.queue.context import origin
 from headway.queue.partial import park_stragglers
-from headway.queue.staleness import age, drop_stale, forget_plans, masked_versions, weight
+from headway.queue.staleness import age, drop_stale, masked_versions, weight
 from headway.queue.stopping import stop
 
 if TYPE_CHECKING:
@@ -59,12 +59,7 @@ def _planned(ctx: Context) -> tuple[list[GroupState], bool]:
     shelves = (ctx.index.train[shelf] for shelf in ("dormant", "requested", "running", "signalling"))
     waits = any(again.planned == step for again in state.again)
     waits = waits or any(group.planned == step for shelf in shelves for group in shelf.values())
-    groups = [group for group in ctx.index.train["queued"].values() if group.planned == step]
-    if (
-        not groups and not waits
-    ):  # all of them were filtered, lost or pruned this time: the way is another one
-        forget_plans(ctx)
-    return groups, waits
+    return [group for group in ctx.index.train["queued"].values() if group.planned == step], waits
 
 
 def _empty_batch(ctx: Context) -> None:
