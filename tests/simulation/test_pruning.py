@@ -189,6 +189,17 @@ def test_an_end_that_crosses_its_pruning_counts_unless_a_user_asked() -> None:
     assert len(set(ended)) == len(ended)
 
 
+def test_an_audit_counts_only_what_pruning_would_have_ended() -> None:
+    last = SIM.num_turns - 1
+    settings = pruning(environment=True, audit=1.0)
+    assert not all_notes(
+        play(settings, SIM, 1, follow=verdicts("environment", -1.0, last)).entries, PruneAudited
+    )
+    assert all_notes(
+        play(settings, SIM, 1, follow=verdicts("environment", -1.0, last - 1)).entries, PruneAudited
+    )
+
+
 def test_a_pruned_rollout_is_never_started_again() -> None:
     run = play(pruning(environment=True), SIM, 5, follow=verdicts("environment", -1.0))
     gone = {note.rollout for note in pruned(run)}
