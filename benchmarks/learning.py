@@ -1,0 +1,241 @@
+"""What staleness and correction do to learning: the tiny model, all modes in turns, over several seeds.
+
+    python benchmarks/learning.py [--seeds 5] [--steps 40] [--out runs/bench-learning] [--minutes 0] [--plot]
+    python benchmarks/learning.py --table                 the kept result as Markdown
+
+- sync: bound 0. Nothing is stale.
+- bound 1, 4, 8: the default loss, whose ratio to the sampling policy is the correction. The tiny model's
+  generator is quick, so a bound alone makes little stale; versions are published only every `bound` steps,
+  and tokens are 0 to `bound` steps old. The mean age is measured.
+- bound 1, 4, 8 uncorrected: the same with -A log pi (uncorrected.py).
+- oversampled: bound 4, ten rollouts started for each group of eight, two groups more than depth allows.
+- partial: bound 4, stragglers parked at each update, tokens beyond the bound masked.
+
+The final reward is that of the train rollouts which were scored while the last quarter of the samples was
+trained. These were sampled by versions up to `bound` steps old, so it lags behind the policy; `held-out` does
+not: the final weights on the 48 held-out tasks, four answers each at temperature 1. Differences to sync
+are paired by seed. Intervals are 95 %, Student's t over seeds.
+
+Finished runs are kept in OUT/runs.jsonl and not made again: a benchmark that is stopped, by hand or by
+--minutes, goes on where it was. Times of runs that shared the machine with others mean little; rewards do not
+depend on that but through which rollouts meet in a batch. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from keep import keep
+from spread import Interval, interval
+from tiny_runs import SLICE_S, Kept, TinyRun
+
+from headway.core.clock import stopwatch
+
+HERE = Path(__file__).parent
+BATCH = 64  # of examples/tiny.toml
+BINS = 20  # of the curve over samples
+CLAIM = 0.05  # bound 8 with the default correction is to be so near to sync, of sync's reward
+BASE = (
+    "stop.wall_s=0",
+    "eval.num_tasks=48",
+    "eval.rollouts_per_task=4",
+    "eval.temperature=1",
+    "eval.at_start=false",
+    "checkpoint.every_steps=0",
+    "guard.action=off",
+)
+
+
+def stale(bound: int) -> tuple[str, ...]:
+    """A bound that is used: versions are published so seldom that tokens are up to `bound` steps old."""
+    return (f"queue.bound={bound}", f"queue.publish_every={bound}")
+
+
+UNCORRECTED = (f"algorithm.loss={HERE / 'uncorrected.py'}:loss",)
+MODES: dict[str, tuple[str, ...]] = {
+    "sync": ("queue.bound=0",),
+    "bound 1": stale(1),
+    "bound 4": stale(4),
+    "bound 8": stale(8),
+    "bound 1, uncorrected": stale(1) + UNCORRECTED,
+    "bound 4, uncorrected": stale(4) + UNCORRECTED,
+    "bound 8, uncorrected": stale(8) + UNCORRECTED,
+    "oversampled": (*stale(4), "oversampling.rollouts_extra=2", "oversampling.groups_extra=2"),
+    "partial": (*stale(4), "partial.park=update", "staleness.token=mask"),
+}
+
+
+def curve_by_samples(run: TinyRun, samples: int) -> list[float | None]:
+    """Return the mean reward in each of BINS equal parts of the trained samples."""
+    sums = [[0, 0.0] for _ in range(BINS)]
+    for trained, number, total in run.by_step[:-1]:
+        place = sums[min(BINS - 1, trained * BINS // samples)]
+        place[0] += number
+        place[1] += total
+    return [total / number if number else None for number, total in sums]
+
+
+def curve_by_time(run: TinyRun, slices: int) -> list[float | None]:
+    """Return the mean reward of each `slices` slices of time that follow one another."""
+    parts = [run.by_time[at : at + slices] for at in range(0, len(run.by_time), slices)]
+    numbers = [sum(number for number, _ in part) for part in parts]
+    return [
+        sum(total for _, total in part) / number if number else None
+        for part, number in zip(parts, numbers, strict=True)
+    ]
+
+
+def over_seeds(curves: list[list[float | None]]) -> list[tuple[float, float | None] | None]:
+    """Return (mean, half of its interval) of each place that all of the curves have."""
+    points: list[tuple[float, float | None] | None] = []
+    for place in range(min(map(len, curves))):
+        values = [value for curve in curves if (value := curve[place]) is not None]
+        found = interval(values) if len(values) == len(curves) else None
+        points.append(None if found is None else tuple(found))
+    return points
+
+
+def paired(mode: list[TinyRun], sync: list[TinyRun], value: str) -> Interval:
+    """Return the mean difference of a value to sync over the seeds that both have."""
+    base = {run.seed: getattr(run, value) for run in sync}
+    return interval([getattr(run, value) - base[run.seed] for run in mode if run.seed in base])
+
+
+def mean_of(runs: list[TinyRun], key: str) -> float | None:
+    """Return the mean of a summary's number, None where no run has it."""
+    values = [value for run in runs if (value := run.summary[key]) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def result_of(runs: list[TinyRun], steps: int, slices: int) -> dict[str, object]:
+    """Return everything that is kept, from the runs of all modes."""
+    by_mode = {mode: [run for run in runs if run.mode == mode] for mode in MODES}
+    sync = by_mode["sync"]
+    modes: dict[str, Any] = {}
+    for mode, found in by_mode.items():
+        if not found:
+            continue
+        modes[mode] = {
+            "seeds": sorted(run.seed for run in found),
+            "final_reward": interval([run.final_reward for run in found]),
+            "mean_reward": interval([run.mean_reward for run in found]),
+            "held_out": interval([run.summary["held_out"] or 0.0 for run in found]),
+            "final_minus_sync": paired(found, sync, "final_reward") if sync else None,
+            "mean_minus_sync": paired(found, sync, "mean_reward") if sync else None,
+            "token_staleness": mean_of(found, "token_staleness"),
+            "discarded": mean_of(found, "discarded"),
+            "clipped": mean_of(found, "clipped"),
+            "parked": mean_of(found, "parked"),
+            "oversampled": mean_of(found, "oversampled"),
+            "seconds": interval([run.summary["window_s"] or math.nan for run in found]),
+            "ended_early": sum(run.outcome != "steps" for run in found),
+            "reward_by_samples": over_seeds([curve_by_samples(run, steps * BATCH) for run in found]),
+            "reward_by_time": over_seeds([curve_by_time(run, slices) for run in found]),
+        }
+    return {"steps": steps, "batch": BATCH, "slice_s": slices * SLICE_S, "modes": modes, "claim": claim(modes)}
+
+
+def claim(modes: dict[str, Any]) -> dict[str, object] | None:
+    """Say whether bound 8 with the default correction is within CLAIM of sync, by the interval's lower end."""
+    if "bound 8" not in modes or "sync" not in modes:
+        return None
+    base, difference = modes["sync"]["final_reward"].mean, modes["bound 8"]["final_minus_sync"]
+    return {
+        "relative": difference.mean / base,
+        "relative_half": None if difference.half is None else difference.half / base,
+        "within": difference.low > -CLAIM * base,
+        "interval_wider_than_claim": difference.half is None or difference.half > CLAIM * base,
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return a kept result as Markdown."""
+    seeds = max(len(mode["seeds"]) for mode in result["modes"].values())
+    lines = [
+        f"{seeds} seeds, {result['steps']} steps of {result['batch']} rollouts; means with 95 % intervals.",
+        "",
+        "| Mode | Tokens old, mean | Final reward | against sync | Mean reward | Held-out, final weights "
+        "| Discarded | Seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, mode in result["modes"].items():
+        early = f" ({mode['ended_early']} ended early)" if mode["ended_early"] else ""
+        difference = mode["final_minus_sync"]
+        against = "" if name == "sync" or difference is None else Interval(*difference).text(sign=True)
+        cells = [
+            name + early,
+            f"{mode['token_staleness'] or 0.0:.2f}",
+            Interval(*mode["final_reward"]).text(),
+            against,
+            Interval(*mode["mean_reward"]).text(),
+            Interval(*mode["held_out"]).text(),
+            f"{100 * (mode['discarded'] or 0.0):.0f} %",
+            f"{mode['seconds'][0]:.1f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    found = result["claim"]
+    if found is not None:
+        half = found["relative_half"]
+        width = "" if half is None else f" ± {100 * half:.1f}"
+        lines += [
+            "",
+            f"Final reward of bound 8 with the default loss against sync: {100 * found['relative']:+.1f}{width} %.",
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Make the runs that are missing; print, keep and draw."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--config", type=Path, default=HERE.parent / "examples" / "tiny.toml")
+    parser.add_argument("--modes", help="only these, separated by semicolons")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in every mode")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench-learning"))
+    parser.add_argument("--minutes", type=float, default=0.0, help="begin no run after this; 0 for no limit")
+    parser.add_argument("--plot", action="store_true", help="write docs/learning.svg")
+    parser.add_argument("--table", action="store_true", help="only print the kept result as Markdown")
+    options = parser.parse_args()
+    if options.table:
+        print(table(json.loads((HERE / "results" / "learning.json").read_text())["result"]))
+        return
+    began, kept, missing = stopwatch(), Kept(options.out.resolve()), 0
+    names = options.modes.split(";") if options.modes else list(MODES)
+    runs: list[TinyRun] = []
+    for seed in range(options.seeds):
+        for mode in names:
+            settings = [*BASE, f"stop.steps={options.steps}", *MODES[mode], *options.set]
+            run = kept.find(mode, seed, settings)
+            if run is None and options.minutes and stopwatch() - began > 60 * options.minutes:
+                missing += 1
+                continue
+            if run is None:
+                start = stopwatch()
+                run = kept.make(options.config, mode, seed, settings)
+                took = stopwatch() - start
+                print(
+                    f"seed {seed}, {mode}: final reward {run.final_reward:.3f}, held-out "
+                    f"{run.summary['held_out']:.3f}, tokens {run.summary['token_staleness']:.2f} steps old, "
+                    f"{run.outcome}, {took:.0f} s",
+                    flush=True,
+                )
+            runs.append(run)
+    result = result_of(runs, options.steps, slices=4)
+    plain = json.loads(json.dumps(result))
+    print(table(plain))
+    if options.plot:
+        from learning_plot import draw
+
+        draw(plain, HERE.parent / "docs" / "learning.svg")
+    if missing:
+        print(f"{missing} runs are missing; start again to make them")
+    keep("learning", plain)
+
+
+if __name__ == "__main__":
+    main()
