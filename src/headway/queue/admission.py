@@ -45,7 +45,7 @@ def admit(ctx: Context) -> None:
         return
     applied = state.step - max(ages)
     last_step = ctx.settings.stop.steps
-    room = concurrency.room(ctx)
+    room = concurrency.room_for_new(ctx)
     while True:
         step = (
             state.step + busy + ahead // queue.batch_groups
