@@ -100,6 +100,7 @@ class Signal:
 
     group: str
     rewards: tuple[tuple[str, float], ...]  # (rollout, reward), in rollout order
+    num_tokens: tuple[int, ...] = ()  # sampled by each of them
 
 
 class Row(NamedTuple):
