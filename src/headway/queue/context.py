@@ -59,6 +59,7 @@ class Context:
             self.met(f"rollout:{rollout.id}")
             self.met(f"score:{rollout.id}")
             self.met(f"cancel:{rollout.id}")
+            self.state.moved.pop(rollout.id, None)
         self.met(f"task:{group.id}")
         self.met(f"signal:{group.id}")
 
@@ -76,8 +77,9 @@ class Context:
         self.index.place(group, rollout, station)
 
     def find(self, rollout_id: str) -> tuple[GroupState, RolloutState] | None:
-        """Return a live rollout and its group. Ids are `<group>.<index>`."""
-        group = self.state.groups.get(rollout_id.rpartition(".")[0])
+        """Return a live rollout and its group. Ids are `<group>.<index>`, of the group it started in."""
+        moved = self.state.moved.get(rollout_id)
+        group = self.state.groups.get(rollout_id.rpartition(".")[0] if moved is None else moved)
         if group is None:
             return None
         for rollout in group.rollouts:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headway.core.records import Purpose, VersionSpan
+from headway.queue.curriculum import PoolState
+from headway.queue.sources import MixState
 
 # No event tells when an answer is asked for: between a start and its end a rollout is "running", be it in
 # the engine's line, decoding, at a tool or in its environment. `RolloutState.last_sign` says what ended last.
@@ -52,6 +54,8 @@ class GroupState:
     purpose: Purpose
     request: int
     index: int  # of the task in its split
+    source: str = ""
+    asked_level: int | None = None
     stage: GroupStage = "requested"
     task_id: str = ""
     level: int = 0
@@ -59,6 +63,9 @@ class GroupState:
     lineage: int = 0  # version at the start
     number: int = 0
     rollouts: list[RolloutState] = field(default_factory=list[RolloutState])
+    target: int = 0  # scored rollouts that settle it; those beyond are late
+    # leaving: cancelled as oversampled, its end is awaited; going: late members that go on as a group
+    spare: Literal["", "leaving", "going"] = ""
     step: int = 0  # that trained it, for stages training and trained
     carried: bool = False  # settled as carried; a resume revives it
     dormant: bool = False  # in flight in an earlier life; nothing of it runs in this one yet
@@ -129,9 +136,13 @@ class State:
     next_batch: int = 0
     groups: dict[str, GroupState] = field(default_factory=dict[str, GroupState])
     requests: dict[int, str] = field(default_factory=dict[int, str])  # request -> group
+    moved: dict[str, str] = field(default_factory=dict[str, str])  # late rollout -> the group it is in now
+    mix: MixState = field(default_factory=MixState)
+    pools: dict[str, PoolState] = field(default_factory=dict[str, PoolState])  # by source
     exhausted: bool = False
 
-    filtered_groups: int = 0  # without signal since the last batch
+    filtered_groups: int = 0  # since the last batch
+    filtered_reasons: dict[str, int] = field(default_factory=dict[str, int])  # of these
     empty_batches: int = 0  # in a row
     failed_groups: int = 0  # in a row
     last_failure: str = ""
