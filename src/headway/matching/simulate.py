@@ -49,7 +49,6 @@ from headway.core.events import (
     Scored,
     ScoreFailed,
     StepEnded,
-    TaskOffered,
     ToolEnded,
     TurnEnded,
     VersionApplied,
@@ -58,7 +57,7 @@ from headway.core.events import (
 )
 from headway.core.notes import Note
 from headway.core.records import merge_spans
-from headway.matching.roles import SimReplica, SimRollout, SimSettings, draw_tokens, task_solve_rate
+from headway.matching.roles import SimReplica, SimRollout, SimSettings, draw_tokens, offer, task_solve_rate
 from headway.queue.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ class SimulatedDriver:
         sim = self.sim
         match command:
             case RequestTask():
-                self.later(0.0, TaskOffered(command.request, f"{command.split}/{command.index}", 0))
+                self.later(0.0, offer(command, sim))
             case StartRollout():
                 self._start(command)
             case GrantSandbox():
@@ -180,7 +179,8 @@ class SimulatedDriver:
             case Signal():
                 mean = sum(reward for _, reward in command.rewards) / len(command.rewards)
                 signal = tuple((name, reward - mean) for name, reward in command.rewards)
-                self.later(0.0, GroupSignal(command.group, signal))
+                keep = not sim.p_verdict_drops or self.rng.random() >= sim.p_verdict_drops
+                self.later(0.0, GroupSignal(command.group, signal, keep, "" if keep else "simulated"))
             case Train():
                 self.run.trained[command.step] = [row.rollout for row in command.rows]
                 self.later(sim.train_s, StepEnded(command.batch, command.step, sim.train_s, 1, 1))
@@ -241,8 +241,9 @@ class SimulatedDriver:
                 continue
             replica.running += 1
             rollout.holds_slot = True
-            num_tokens = draw_tokens(self.rng, self.sim)
+            num_tokens = draw_tokens(self.rng, self.sim, rollout.task_id)
             begin = self.clock.now() + self.sim.prefill_s
+            rollout.decoding_since_s, rollout.num_drawn = begin, num_tokens
             duration = self.sim.prefill_s + num_tokens * self.sim.token_s
             self._at(duration, lambda r=rollout, n=num_tokens, b=begin: self._turn_ends(r, n, b))
 
@@ -315,8 +316,14 @@ class SimulatedDriver:
         if rollout.over:
             return
         rollout.over = True
+        num_tokens = sum(span.num_tokens for span in rollout.spans)
+        if rollout.holds_slot:
+            decoded = int((self.clock.now() - rollout.decoding_since_s) / self.sim.token_s)
+            num_tokens += max(0, min(rollout.num_drawn, decoded))
         self._leave_slot(rollout)
-        event = RolloutFailed(rollout.rollout, rollout.attempt, owner, cause, "simulated")  # pyright: ignore
+        event = RolloutFailed(
+            rollout.rollout, rollout.attempt, owner, cause, "simulated", num_tokens  # pyright: ignore
+        )  # fmt: skip
         self.later(0.0, event)
 
     def _cancel(self, command: Cancel) -> None:
@@ -330,7 +337,8 @@ class SimulatedDriver:
                 command.rollout, command.attempt, command.tries, "timeout", "simulated"
             )
         else:
-            solved = self.rng.random() < task_solve_rate(command.task_id, self.sim)
+            step = self.run.scheduler.state.step
+            solved = self.rng.random() < task_solve_rate(command.task_id, self.sim, step)
             event = Scored(
                 command.rollout, command.attempt, command.tries, float(solved), (), self.sim.score_s, 0.0
             )

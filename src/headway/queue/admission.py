@@ -4,7 +4,8 @@ A group admitted now trains, at the latest, in step `step + 1 + (a step in progr
 batch`. It starts from the version that its replica holds, so its staleness in that step is known before it
 starts; it is admitted when that is within the depth. Groups that are filtered, voided or stale leave the
 count, and their places are filled again; groups without signal beyond the refill budget keep their place as
-ghosts until the next batch, so that a step never asks for more than the budget of extra groups.
+ghosts until the next batch, so that a step never asks for more than the budget of extra groups. Extra groups
+of oversampling do not count as ahead.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.commands import RequestTask, StartRollout
+from headway.queue import choice
 from headway.queue.context import Context, rollout_seed
 from headway.queue.state import GroupState, RolloutState
 
@@ -33,8 +35,10 @@ def admit(ctx: Context) -> None:
     if state.phase != "running" or state.restart_due or state.exhausted or not state.replicas:
         return
     index = ctx.index
-    ahead = ghosts(ctx) + index.num_admitted + len(index.train["queued"])
-    running = index.num_running + len(index.train["requested"]) * queue.group_size
+    ahead = ghosts(ctx) + index.num_admitted - index.num_late + len(index.train["queued"])
+    ahead = max(0, ahead - ctx.settings.oversampling.groups_extra)
+    size = choice.largest_group(ctx)
+    running = index.num_running + len(index.train["requested"]) * size
     busy = 1 if state.trainer == "training" else 0
     applied = min(replica.number for replica in state.replicas.values())
     last_step = ctx.settings.stop.steps
@@ -44,18 +48,24 @@ def admit(ctx: Context) -> None:
         )  # the version that this group's step trains from
         if step - applied > queue.max_depth or (last_step and step >= last_step):
             return
-        if queue.max_running_rollouts and running + queue.group_size > queue.max_running_rollouts and running:
+        if queue.max_running_rollouts and running + size > queue.max_running_rollouts and running:
             return
-        request_group(ctx, "train", state.next_task)
-        state.next_task += 1
+        request_group(ctx, "train", choice.choose(ctx))
         ahead += 1
-        running += queue.group_size
+        running += size
 
 
-def request_group(ctx: Context, purpose: Purpose, index: int) -> None:
+def request_group(ctx: Context, purpose: Purpose, what: choice.Choice) -> None:
     """Open a group and ask for its task."""
     state = ctx.state
-    group = GroupState(f"{purpose[0]}{state.next_group:06d}", purpose, state.next_request, index)
+    group = GroupState(
+        f"{purpose[0]}{state.next_group:06d}",
+        purpose,
+        state.next_request,
+        what.index,
+        source=what.source,
+        asked_level=what.level,
+    )
     state.next_group += 1
     ctx.open_group(group)
     ask_task(ctx, group)
@@ -67,7 +77,7 @@ def ask_task(ctx: Context, group: GroupState) -> None:
     group.request = ctx.state.next_request
     ctx.state.next_request += 1
     ctx.state.requests[group.request] = group.id
-    ctx.ask(RequestTask(group.request, "", group.purpose, group.index, None))
+    ctx.ask(RequestTask(group.request, group.source, group.purpose, group.index, group.asked_level))
     ctx.expect(f"task:{group.id}", ctx.settings.deadlines.task_s)
 
 
@@ -86,7 +96,10 @@ def start_group(ctx: Context, group: GroupState, task_id: str, level: int) -> No
     if group.rollouts:
         ctx.move(group, "running")
         return
-    size = ctx.settings.queue.group_size if group.purpose == "train" else 1
+    size = 1
+    if group.purpose == "train":
+        group.target = choice.group_size(ctx, group)
+        size = group.target + ctx.settings.oversampling.rollouts_extra
     rollouts = [RolloutState(f"{group.id}.{index}", group.id, 0, ctx.now) for index in range(size)]
     ctx.index.shrink(group, rollouts)
     ctx.move(group, "running")

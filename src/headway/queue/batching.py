@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Row, Train
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
+from headway.queue import acceptance, oversampling
 from headway.queue.admission import ghosts
 from headway.queue.staleness import age, drop_stale
 from headway.queue.stopping import stop
@@ -42,20 +43,22 @@ def release(ctx: Context) -> None:
 
 def _empty_batch(ctx: Context) -> None:
     state, queue = ctx.state, ctx.settings.queue
+    reasons = state.filtered_reasons
     state.empty_batches += 1
     ctx.note(NoSignal(state.filtered_groups, state.empty_batches))
+    why = acceptance.reasons_in_words(reasons)
     ctx.warn(
         "no_signal",
-        f"{state.filtered_groups} groups in a row had no signal (all rewards equal within each group); "
-        f"empty batch {state.empty_batches} of at most {queue.max_empty_batches}",
+        f"{state.filtered_groups} groups in a row were dropped ({why}); empty batch {state.empty_batches} of "
+        f"at most {queue.max_empty_batches}",
     )
-    state.filtered_groups = 0
+    _begin_window(ctx)
     if state.empty_batches >= queue.max_empty_batches:
         stop(
             ctx,
             "no_signal",
-            f"{state.empty_batches} batches in a row had no group with signal: the tasks are too easy or too "
-            "hard for this model. Change their difficulty (environment.args) or raise queue.group_size",
+            f"{state.empty_batches} batches in a row had no group to train on ({why}). "
+            f"{acceptance.remedy(reasons)}",
             failed=False,
         )
 
@@ -91,12 +94,19 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
         )
     )
     ctx.note(QueueDepth(ctx.index.num_admitted, left))
+    oversampling.batch_met(ctx)
     ctx.ask(Train(state.next_batch, state.step + 1, tuple(rows)))
     ctx.expect("train", ctx.settings.deadlines.train_s)
     state.next_batch += 1
     state.trainer = "training"
-    state.filtered_groups = 0
+    _begin_window(ctx)
     state.empty_batches = 0
+
+
+def _begin_window(ctx: Context) -> None:
+    """Count refills and drops anew."""
+    state = ctx.state
+    state.filtered_groups, state.filtered_reasons, state.mix.given_back = 0, {}, 0
 
 
 def step_ended(ctx: Context, event: StepEnded) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.notes import EvalEnded, EvalStarted
 from headway.queue.admission import request_group
+from headway.queue.choice import Choice
 from headway.queue.state import EvalState
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def begin(ctx: Context) -> None:
     state.eval = EvalState(state.lineage, number, ctx.settings.eval.num_tasks)
     ctx.note(EvalStarted(state.lineage, number, ctx.settings.eval.num_tasks))
     for index in range(ctx.settings.eval.num_tasks):
-        request_group(ctx, "eval", index)
+        request_group(ctx, "eval", Choice(index=index))
 
 
 def end(ctx: Context) -> None:

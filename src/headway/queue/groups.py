@@ -1,4 +1,4 @@
-"""A group from its last score to the queue: settlement, signal, the zero-advantage filter.
+"""A group from its last score to the queue: settlement, signal, acceptance.
 
 Advantages freeze when the group settles. A lost member leaves the group (shrink) or voids it (void); it is
 never counted as reward 0.
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Signal
 from headway.core.notes import GroupSettled, Refilled
+from headway.queue import acceptance, choice, oversampling
 from headway.queue.rollouts import fate_of_loss
 from headway.queue.state import CARRIED, GroupState
 
@@ -28,7 +29,12 @@ def settle_complete(ctx: Context) -> None:
     for group in list(ctx.index.complete.values()):
         if group.purpose == "eval":
             _settle_eval(ctx, group)
+        elif group.leaving:
+            oversampling.end(ctx, group)
         elif not kept:
+            _settle_train(ctx, group)
+    if state.phase == "running" and not kept:
+        for group in list(ctx.index.met.values()):
             _settle_train(ctx, group)
 
 
@@ -50,16 +56,21 @@ def _settle_eval(ctx: Context, group: GroupState) -> None:
 def _settle_train(ctx: Context, group: GroupState) -> None:
     state, queue = ctx.state, ctx.settings.queue
     scored = [r for r in group.rollouts if r.station == "scored"]
+    target = group.target or len(group.rollouts)
+    whole = len(scored) >= target
     for rollout in group.rollouts:
         if rollout.station == "lost":
-            ctx.settle(rollout, fate_of_loss(rollout), "lost")
-    whole = len(scored) == len(group.rollouts)
+            oversampling.settle_lost(ctx, rollout, oversampled=whole and target < len(group.rollouts))
+    for rollout in scored[target:]:
+        ctx.settle(rollout, "cancelled", oversampling.REASON)
+    late = [r for r in group.rollouts if r.station not in ("scored", "lost")]
+    scored = scored[:target]
     if state.phase == "stopping":
         for rollout in scored:
             ctx.settle(rollout, "unused")
         ctx.drop_group(group)
         return
-    if not whole and (queue.on_failed_rollout == "void" or len(scored) < min(2, queue.group_size)):
+    if not whole and (queue.on_failed_rollout == "void" or len(scored) < min(2, target)):
         for rollout in scored:
             ctx.settle(rollout, "voided", "its group lost a member")
         ctx.index.shrink(group, scored)
@@ -68,9 +79,10 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
         state.failed_groups += 1
         return
     state.failed_groups = 0
-    ctx.index.shrink(group, scored)
+    choice.settled(ctx, group, scored)
+    oversampling.split(ctx, group, scored, late)
     ctx.move(group, "signalling")
-    ctx.ask(Signal(group.id, tuple((r.id, r.reward) for r in scored)))
+    ctx.ask(Signal(group.id, tuple((r.id, r.reward) for r in scored), tuple(r.num_tokens for r in scored)))
     ctx.expect(f"signal:{group.id}", ctx.settings.deadlines.signal_s)
 
 
@@ -85,11 +97,15 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
         for rollout in group.rollouts:
             ctx.settle(rollout, "unused")
         ctx.drop_group(group)
-    elif queue.drop_zero_advantage and not any(advantages.values()):
+    elif rejection := acceptance.rejection(ctx, group, event):
+        reason, words = rejection
         for rollout in group.rollouts:
-            ctx.settle(rollout, "filtered", "zero advantage")
-        _note_settled(ctx, group, "filtered")
+            ctx.settle(rollout, "filtered", words)
+        _note_settled(ctx, group, "filtered", reason)
         ctx.drop_group(group)
+        choice.dropped(ctx, group)
+        reasons = ctx.state.filtered_reasons
+        reasons[reason] = reasons.get(reason, 0) + 1
         ctx.state.filtered_groups += 1
         budget = queue.max_refill_batches * queue.batch_groups
         if ctx.state.filtered_groups <= budget:
@@ -101,8 +117,9 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
         _note_settled(ctx, group, "queued")
 
 
-def _note_settled(ctx: Context, group: GroupState, fate: str) -> None:
-    rewards = [r.reward for r in group.rollouts if r.station in ("scored", "queued")]
+def _note_settled(ctx: Context, group: GroupState, fate: str, reason: str = "") -> None:
+    finished = [r for r in group.rollouts if r.station in ("scored", "queued")]
+    rewards = [r.reward for r in finished]
     ctx.note(
         GroupSettled(
             group=group.id,
@@ -114,5 +131,8 @@ def _note_settled(ctx: Context, group: GroupState, fate: str) -> None:
             mean_reward=sum(rewards) / len(rewards) if rewards else 0.0,
             max_reward=max(rewards, default=0.0),
             min_reward=min(rewards, default=0.0),
+            num_solved=choice.num_solved(ctx, finished),
+            source=group.source,
+            reason=reason,  # pyright: ignore[reportArgumentType]
         )
     )

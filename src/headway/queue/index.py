@@ -23,6 +23,7 @@ _SHELVES: tuple[Shelf, ...] = (
     "trained",
     "dormant",
 )
+ADMITTED: tuple[Shelf, ...] = ("requested", "running", "signalling")
 OVER = ("scored", "lost")  # stations of a running group's rollouts that wait for nothing more
 _HEAP_SLACK = 64  # dead entries that the heap of deadlines may hold beside as many as it has live ones
 
@@ -39,10 +40,12 @@ class Index:
         self.train: dict[Shelf, dict[str, GroupState]] = {shelf: {} for shelf in _SHELVES}
         self.evals: dict[Shelf, dict[str, GroupState]] = {shelf: {} for shelf in _SHELVES}
         self.complete: dict[str, GroupState] = {}  # running, and every rollout scored or lost
+        self.met: dict[str, GroupState] = {}  # running, and as many scored as it needs, but not complete
         self.parked: dict[str, RolloutState] = {}  # train rollouts that hold no engine memory, oldest first
         self.num_running = 0  # train rollouts at station running
         self.load: dict[str, int] = {}  # rollouts of running groups, by replica
         self._loaded: dict[str, tuple[str, int]] = {}
+        self.num_late = 0  # of the admitted train groups, those that partial rollouts set aside
         self.wanted: dict[str, dict[str, SandboxState]] = {"rollout": {}, "verify": {}}  # first come first
         self.num_live_sandboxes = 0
         self.heap: list[tuple[float, str]] = [(at, key) for key, at in state.deadlines.items()]
@@ -80,6 +83,12 @@ class Index:
         if group.stage == "running" and not group.dormant:
             self._look(group)
 
+    def set_late(self, group: GroupState) -> None:
+        """Count a group as late from now on."""
+        self._unshelve(group)
+        group.late = True
+        self._shelve(group)
+
     def shrink(self, group: GroupState, kept: list[RolloutState]) -> None:
         """Leave a group only these of its rollouts."""
         self.remove(group)
@@ -94,7 +103,7 @@ class Index:
     @property
     def num_admitted(self) -> int:
         """Train groups that are admitted and not settled."""
-        return sum(len(self.train[shelf]) for shelf in ("requested", "running", "signalling"))
+        return sum(len(self.train[shelf]) for shelf in ADMITTED)
 
     @property
     def waits(self) -> bool:
@@ -109,14 +118,18 @@ class Index:
 
     def _shelve(self, group: GroupState) -> None:
         self._shelves(group)["dormant" if group.dormant else group.stage][group.id] = group
+        self.num_late += group.late and group.stage in ADMITTED
         if group.stage == "running" and not group.dormant:
             self.load[group.replica] = self.load.get(group.replica, 0) + len(group.rollouts)
             self._loaded[group.id] = (group.replica, len(group.rollouts))
             self._look(group)
 
     def _unshelve(self, group: GroupState) -> None:
-        self._shelves(group)["dormant" if group.dormant else group.stage].pop(group.id, None)
+        if self._shelves(group)["dormant" if group.dormant else group.stage].pop(group.id, None) is None:
+            return
+        self.num_late -= group.late and group.stage in ADMITTED
         self.complete.pop(group.id, None)
+        self.met.pop(group.id, None)
         if (loaded := self._loaded.pop(group.id, None)) is not None:
             replica, num_rollouts = loaded
             self.load[replica] -= num_rollouts
@@ -124,10 +137,12 @@ class Index:
                 del self.load[replica]
 
     def _look(self, group: GroupState) -> None:
+        self.complete.pop(group.id, None)
+        self.met.pop(group.id, None)
         if all(rollout.station in OVER for rollout in group.rollouts):
             self.complete[group.id] = group
-        else:
-            self.complete.pop(group.id, None)
+        elif 0 < group.target <= sum(rollout.station == "scored" for rollout in group.rollouts):
+            self.met[group.id] = group
 
     def _count(self, group: GroupState, rollout: RolloutState, sign: int) -> None:
         if group.purpose != "train":

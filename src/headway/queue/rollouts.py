@@ -23,6 +23,7 @@ _FATES: dict[str, Fate] = {
     "infrastructure": "failed_infrastructure",
     "environment": "failed_environment",
     "reward": "failed_reward",
+    "cancelled": "cancelled",
 }
 _TOTAL_TIMEOUTS = 4  # an attempt that keeps making progress may take this many idle timeouts
 
@@ -77,6 +78,7 @@ def score(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
 
 def failed(ctx: Context, group: GroupState, rollout: RolloutState, event: RolloutFailed) -> None:
     """An attempt ended without a payload."""
+    rollout.num_tokens = max(rollout.num_tokens, event.num_tokens)
     ctx.met(f"rollout:{rollout.id}")
     ctx.met(f"cancel:{rollout.id}")
     sandboxes.release_all(ctx, rollout)

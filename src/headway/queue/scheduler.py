@@ -55,6 +55,7 @@ from headway.core.notes import Ignored, Note
 from headway.queue import (
     admission,
     batching,
+    choice,
     evaluation,
     groups,
     resuming,
@@ -72,7 +73,16 @@ if TYPE_CHECKING:
     from headway.core.commands import Command
     from headway.queue.settings import SchedulerSettings
 
-SECTIONS = ("queue", "eval", "stop", "checkpoint", "deadlines")  # whose settings may change during a run
+SECTIONS = (
+    "queue",
+    "oversampling",
+    "acceptance",
+    "curriculum",
+    "eval",
+    "stop",
+    "checkpoint",
+    "deadlines",
+)  # whose settings may change during a run
 
 RolloutEvent = (
     TurnEnded
@@ -300,6 +310,7 @@ class Scheduler:
             ctx.note(Ignored("TaskOffered", str(event.request)))
             return
         again = bool(group.rollouts)
+        choice.offered(ctx, group, event)
         admission.start_group(ctx, group, event.task_id, event.level)
         if again:
             resuming.restart_unfinished(ctx, group)
@@ -311,7 +322,7 @@ class Scheduler:
             return
         ctx.drop_group(group)
         if group.purpose == "train":
-            self.state.exhausted = True
+            choice.exhausted(ctx, group)
 
     def _change_setting(self, ctx: Context, event: SettingChanged) -> None:
         section, _, name = event.key.partition(".")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headway.core.notes import RolloutSettled
+from headway.queue import choice
 
 if TYPE_CHECKING:
     from headway.core.records import VersionSpan
@@ -55,3 +56,4 @@ def drop_stale(ctx: Context) -> None:
                 )
             )
         ctx.drop_group(group)
+        choice.dropped(ctx, group)

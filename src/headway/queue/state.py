@@ -64,10 +64,10 @@ class GroupState:
     number: int = 0
     rollouts: list[RolloutState] = field(default_factory=list[RolloutState])
     target: int = 0  # scored rollouts that settle it; those beyond are late
-    # leaving: cancelled as oversampled, its end is awaited; going: late members that go on as a group
-    spare: Literal["", "leaving", "going"] = ""
+    leaving: bool = False  # cancelled as oversampled; only its end is awaited
     step: int = 0  # that trained it, for stages training and trained
     carried: bool = False  # settled as carried; a resume revives it
+    late: bool = False  # once parked: it holds no place ahead of training any more
     dormant: bool = False  # in flight in an earlier life; nothing of it runs in this one yet
 
 
