@@ -84,6 +84,7 @@ def end(ctx: Context, group: GroupState) -> None:
 
 def settle_lost(ctx: Context, rollout: RolloutState, *, oversampled: bool) -> None:
     """Settle a lost member; one that was not needed any more is no failure of the run's."""
+    ctx.state.moved.pop(rollout.id, None)
     if oversampled and rollout.owner in ("scheduler", "cancelled"):
         ctx.settle(rollout, "cancelled", REASON)
     else:
