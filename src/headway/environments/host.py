@@ -31,6 +31,7 @@ from headway.environments.faults import describe_exception, owner_and_cause
 from headway.environments.lease import SandboxLease
 from headway.environments.steps import finish_rollout, score_failed, scored
 from headway.environments.supervised import AbandonedError, OverdueError, supervise
+from headway.environments.tasks import source_of
 from headway.rewards.check import checked
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class _Attempt:
 
 
 class RolloutHost:
-    """Runs rollouts and scores of one environment against one or more engines."""
+    """Runs rollouts and scores of one environment, or of several sources, against one or more engines."""
 
     def __init__(
         self,
@@ -74,8 +75,9 @@ class RolloutHost:
         limits: GenerationLimits,
         run_id: str,
         settings: HostSettings | None = None,
+        sources: Mapping[str, Environment] | None = None,
     ) -> None:
-        self._environment = environment
+        self._environments = {"": environment, **(sources or {})}  # by source, as task ids name it
         self._engines = engines
         self._renderer = renderer
         self._provider = provider
@@ -163,7 +165,7 @@ class RolloutHost:
         try:
             chat = self._conversation(command, attempt)
             lease.turn = lambda: chat.num_answers - 1
-            outcome = await self._supervise(self._environment.rollout(task, chat, lease))
+            outcome = await self._supervise(self._environment(command).rollout(task, chat, lease))
             ended = finish_rollout(command, task, chat, outcome, lease, self._payloads)
         except asyncio.CancelledError:
             if attempt.cancelled is None:  # the host closes
@@ -182,17 +184,21 @@ class RolloutHost:
             if chat is not None:
                 await chat.close()
 
+    def _environment(self, command: StartRollout | Score) -> Environment:
+        return self._environments[source_of(command.task_id)]
+
     def _conversation(self, command: StartRollout, attempt: _Attempt) -> Conversation:
         engine = self._engines.get(command.replica)
         if engine is None:
             raise EngineError("no such replica", value=command.replica)
+        environment = self._environment(command)
         return Conversation(
             command,
             engine,
             self._renderer,
             self._limits,
-            self._environment.stop_strings,
-            self._environment.system_prompt,
+            environment.stop_strings,
+            environment.system_prompt,
             self._gate(attempt),
         )
 
@@ -219,7 +225,7 @@ class RolloutHost:
         began = stopwatch()
         timeout_s = self._settings.score_timeout_s
         outcome = Outcome(read_payload(self._payload_dir, command.payload).outcome)
-        work = self._environment.score(task, outcome, lease)
+        work = self._environment(command).score(task, outcome, lease)
         try:
             reward = checked(await self._supervise(work, lambda: timeout_s + lease.waited_s))
         except OverdueError:

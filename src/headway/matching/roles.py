@@ -103,9 +103,7 @@ def offer(command: RequestTask, settings: SimSettings) -> TaskOffered:
     index = command.index % size if size else command.index
     source = f"{command.source}:" if command.source else ""
     level = "" if command.level is None else f"/{command.level}"
-    return TaskOffered(
-        command.request, f"{source}{command.split}/{index}{level}", command.level or 0, size
-    )
+    return TaskOffered(command.request, f"{source}{command.split}/{index}{level}", command.level or 0, size)
 
 
 def draw_tokens(rng: random.Random, settings: SimSettings, task_id: str = "") -> int:

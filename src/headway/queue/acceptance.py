@@ -2,8 +2,8 @@
 
 Three filters, in this order: groups whose advantages are all 0, groups whose solved share is outside the
 band, and groups that the user's own verdict drops. The verdict is asked for by the driver and comes with
-GroupSignal; none of the user's code runs here. What is dropped is replaced within the refill budget, and a run
-in which everything is dropped ends by name (no_signal).
+GroupSignal; none of the user's code runs here. What is dropped is replaced within the refill budget, and a
+run in which everything is dropped ends by name (no_signal).
 """
 
 from __future__ import annotations

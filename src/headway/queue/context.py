@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from headway.core.commands import Command
 from headway.core.notes import Fate, Note, RolloutSettled, Warned
 from headway.queue.index import Index
-from headway.queue.state import GroupState, GroupStage, RolloutState, State, Station
+from headway.queue.state import GroupStage, GroupState, RolloutState, State, Station
 
 if TYPE_CHECKING:
-    from headway.queue.settings import SchedulerSettings
+    from headway.queue.settings import SchedulerSettings  # noqa: TC004 - it composes the rules own settings
 
 
 @dataclass(slots=True)

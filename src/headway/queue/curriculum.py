@@ -54,9 +54,13 @@ class PoolState:
 
     choices: int = 0
     levels: dict[int, LevelState] = field(default_factory=dict[int, LevelState])
-    sizes: dict[int, int] = field(default_factory=dict[int, int])  # level -> positions of its split, if finite
+    sizes: dict[int, int] = field(
+        default_factory=dict[int, int]
+    )  # level -> positions of its split, if finite
     tasks: dict[str, TaskState] = field(default_factory=dict[str, TaskState])  # by task id
-    resting: dict[int, dict[int, str]] = field(default_factory=dict[int, dict[int, str]])  # level -> index -> id
+    resting: dict[int, dict[int, str]] = field(
+        default_factory=dict[int, dict[int, str]]
+    )  # level -> index -> id
     returns: list[str] = field(default_factory=list[str])  # ids of resting tasks, soonest return first
 
 
@@ -98,7 +102,9 @@ def observe(pool: PoolState, level: int, share: float, settings: CurriculumSetti
     state.solved = state.solved * decay + share
 
 
-def next_index(pool: PoolState, level: int, position: int, step: int, source: str) -> tuple[int, int, list[Note]]:
+def next_index(
+    pool: PoolState, level: int, position: int, step: int, source: str
+) -> tuple[int, int, list[Note]]:
     """Return the index to ask for, the next position, and what is to be noted.
 
     A resting task whose time has come is asked for before anything else of its level; others are passed

@@ -34,7 +34,7 @@ def settle_complete(ctx: Context) -> None:
         elif not kept:
             _settle_train(ctx, group)
     if state.phase == "running" and not kept:
-        for group in list(ctx.index.met.values()):
+        for group in sorted(ctx.index.met.values(), key=lambda group: group.id):
             _settle_train(ctx, group)
 
 

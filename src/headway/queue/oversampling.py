@@ -20,6 +20,8 @@ from headway.queue import rollouts, staleness
 from headway.queue.state import ACTIVE, GroupState, RolloutState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from headway.queue.context import Context
 
 REASON = "oversampled"
@@ -51,7 +53,7 @@ def batch_met(ctx: Context) -> None:
     allowed = max(0, queue.max_depth + applied - state.step) * queue.batch_groups
     queued = index.train["queued"]
     surplus = min(rule.groups_extra, index.num_admitted - index.num_late + len(queued) - allowed)
-    going = [group for group in index.train["running"].values() if not group.late]
+    going = [group for group in _oldest_first(index.train["running"]) if not group.late]
     for group in going[: max(0, surplus)]:
         if rule.when_met == "park":
             _park(ctx, group)
@@ -59,7 +61,7 @@ def batch_met(ctx: Context) -> None:
             leave(ctx, group)
             surplus -= 1
     if rule.when_met == "cancel":
-        for group in list(queued.values())[: max(0, surplus)]:
+        for group in _oldest_first(queued)[: max(0, surplus)]:
             _end_unless_usable(ctx, group)
 
 
@@ -89,6 +91,11 @@ def settle_lost(ctx: Context, rollout: RolloutState, *, oversampled: bool) -> No
         ctx.settle(rollout, "cancelled", REASON)
     else:
         ctx.settle(rollout, rollouts.fate_of_loss(rollout), "lost")
+
+
+def _oldest_first(groups: Mapping[str, GroupState]) -> list[GroupState]:
+    """Ids are given in order; the index's own order is not the same after a restore."""
+    return sorted(groups.values(), key=lambda group: group.id)
 
 
 def _new_group(ctx: Context, group: GroupState, late: list[RolloutState]) -> GroupState:

@@ -15,8 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from headway.queue.entry_settings import Source
+if TYPE_CHECKING:
+    from headway.queue.entry_settings import Source
 
 _EPS = 1e-9  # a share of a count is compared with whole numbers
 

@@ -23,6 +23,7 @@ from headway.core.errors import HeadwayError, WorkerDiedError
 from headway.core.events import Event, StopAsked
 from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
+from headway.queue.verdict import verdict_function
 from headway.runtime import directory, snapshots
 from headway.runtime.crew import Crew, Death
 from headway.runtime.job import Job, Role
@@ -134,6 +135,7 @@ class _Life:
             prepared.metrics,
             next_seq=prepared.next_seq,
             advantages=advantage_function(prepared.config.algorithm),
+            verdict=verdict_function(prepared.config.acceptance),
             threads=self._threads,
             save_snapshot=lambda step, seq: snapshots.write(prepared.run_dir, prepared.scheduler, step, seq),
             say=prepared.say,

@@ -45,6 +45,7 @@ from headway.telemetry.records import Entry, Stat
 
 if TYPE_CHECKING:
     from headway.queue.scheduler import Scheduler
+    from headway.queue.verdict import Verdict
     from headway.runtime.wire import Link
     from headway.telemetry.journal_writer import JournalWriter
     from headway.telemetry.metrics import RunMetrics
@@ -84,6 +85,7 @@ class LiveDriver:
         *,
         next_seq: int,
         advantages: Advantages,
+        verdict: Verdict | None = None,
         threads: Threads,
         save_snapshot: Callable[[int, int], None],
         say: Callable[[str], None],
@@ -97,7 +99,7 @@ class LiveDriver:
         self._metrics = metrics
         self._progress = Progress(metrics)
         self._seq = next_seq
-        self._signals = SignalThread(advantages, self._from_thread)
+        self._signals = SignalThread(advantages, self._from_thread, verdict)
         self._threads = threads
         self._save_snapshot = save_snapshot
         self._say = say

@@ -1,6 +1,6 @@
-"""The advantage function in a thread of its own: it may be a user's, and slow.
+"""The advantage function and the user's verdict in a thread of their own: they may be a user's, and slow.
 
-Consumes Signal commands; answers each by GroupSignal, or by CommandRefused when the function raises. The
+Consumes Signal commands; answers each by GroupSignal, or by CommandRefused when a function raises. The
 thread is a daemon: a function that never returns is the scheduler's deadline to find, and holds up no exit.
 """
 
@@ -24,12 +24,17 @@ class SignalThread:
     Args:
         advantages: rewards of one group in, one finite number each out.
         emit: takes the answer; called in this thread.
+        verdict: rewards and sampled tokens of one group in, whether it is kept and why out; None keeps all.
     """
 
     def __init__(
-        self, advantages: Callable[[Sequence[float]], list[float]], emit: Callable[[Event], None]
+        self,
+        advantages: Callable[[Sequence[float]], list[float]],
+        emit: Callable[[Event], None],
+        verdict: Callable[[Sequence[float], Sequence[int]], tuple[bool, str]] | None = None,
     ) -> None:
         self._advantages = advantages
+        self._verdict = verdict
         self._emit = emit
         self._commands: queue.SimpleQueue[Signal] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="advantages", daemon=True).start()
@@ -43,10 +48,15 @@ class SignalThread:
             self._emit(self._answer(self._commands.get()))
 
     def _answer(self, command: Signal) -> Event:
+        rewards = [reward for _, reward in command.rewards]
+        keep, reason, function = True, "", "advantage function"
         try:
-            values = self._advantages([reward for _, reward in command.rewards])
+            values = self._advantages(rewards)
+            if self._verdict is not None:
+                function = "verdict (acceptance.verdict)"
+                keep, reason = self._verdict(rewards, command.num_tokens)
         except Exception as error:
-            message = f"the advantage function raised {type(error).__name__}: {error}"
+            message = f"the {function} raised {type(error).__name__}: {error}"
             return CommandRefused("Signal", command.group, message)
         pairs = zip(command.rewards, values, strict=True)
-        return GroupSignal(command.group, tuple((name, value) for (name, _), value in pairs))
+        return GroupSignal(command.group, tuple((name, value) for (name, _), value in pairs), keep, reason)
