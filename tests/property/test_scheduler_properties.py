@@ -11,6 +11,9 @@ from headway.core.commands import Finish, Train
 from headway.core.notes import BatchReleased, EvalEnded
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import SimRun, SimulatedDriver, simulate
+from headway.queue.index import Index
+from headway.queue.partial import PartialSettings
+from headway.queue.recovery import RecoverySettings
 from headway.queue.scheduler import Scheduler
 from headway.queue.settings import (
     CheckpointSettings,
@@ -19,13 +22,14 @@ from headway.queue.settings import (
     SchedulerSettings,
     StopSettings,
 )
+from headway.queue.staleness import StalenessSettings
 from tests.simulation.ledger import all_notes, assert_conserved, assert_within_bound
 
 LOOSE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 probability = st.sampled_from([0.0, 0.0, 0.02, 0.2])
 
 scheduler_settings = st.builds(
-    lambda group, batches, bound, depth, refills, every, policy, evals, sandboxes: SchedulerSettings(
+    lambda group, batches, bound, depth, refills, every, policy, evals, sandboxes, more: SchedulerSettings(
         queue=QueueSettings(
             group_size=group,
             batch_size=group * batches,
@@ -34,7 +38,23 @@ scheduler_settings = st.builds(
             max_refill_batches=refills,
             on_failed_rollout=policy,
             max_empty_batches=3,
+            publish_every=1 + more["publish_lag"] * bool(min(depth, bound) != 0 and bound),
+            max_updating_replicas=more["updating"],
+            batch_tokens=more["batch_tokens"],
         ),
+        staleness=StalenessSettings(
+            token=more["token"],
+            down_weight_from=more["level"],
+            trajectory_bound=more["level"],
+            trajectory=more["trajectory"] if more["level"] else "drop",
+            environment_bound=more["level"],
+            environment=more["environment"],
+        ),
+        partial=PartialSettings(
+            park=more["park"], after_steps=more["after"], max_late_batches=2, train=more["train"]
+        ),
+        recovery=RecoverySettings(generator_restarts=50, trainer_restarts=50),
+        num_replicas=more["replicas"],
         stop=StopSettings(steps=5),
         checkpoint=CheckpointSettings(every_steps=every),
         eval=EvalSettings(num_tasks=evals, every_steps=2),
@@ -51,6 +71,21 @@ scheduler_settings = st.builds(
     st.sampled_from(["shrink", "void"]),
     st.sampled_from([0, 3]),
     st.integers(2, 8),
+    st.fixed_dictionaries(
+        {
+            "publish_lag": st.sampled_from([0, 0, 1]),
+            "updating": st.sampled_from([0, 1]),
+            "batch_tokens": st.sampled_from([0, 0, 300]),
+            "token": st.sampled_from(["drop", "mask"]),
+            "level": st.sampled_from([-1, -1, 0, 1, 2]),
+            "trajectory": st.sampled_from(["drop", "restart"]),
+            "environment": st.sampled_from(["mask", "drop", "restart"]),
+            "park": st.sampled_from(["never", "batch", "update"]),
+            "after": st.integers(0, 2),
+            "train": st.sampled_from(["all", "newest"]),
+            "replicas": st.integers(1, 3),
+        }
+    ),
 )
 sim_settings = st.builds(
     SimSettings,
@@ -66,6 +101,11 @@ sim_settings = st.builds(
     p_score_fails=probability,
     p_sandbox_lost=probability,
     p_repeated=st.sampled_from([0.0, 0.1]),
+    tool_sigma=st.sampled_from([0.0, 2.0]),
+    tool_s=st.sampled_from([0.1, 3.0]),
+    generator_dies_every_s=st.sampled_from([0.0, 0.0, 100.0]),
+    p_trainer_dies=st.sampled_from([0.0, 0.0, 0.2]),
+    keeps_partials=st.booleans(),
 )
 
 
@@ -153,3 +193,29 @@ def test_an_evaluation_counts_every_task_once(queue: SchedulerSettings, sim: Sim
     run = simulate(queue, sim, seed)
     for note in all_notes(run.entries, EvalEnded):
         assert note.num_rollouts + note.num_failed == queue.eval.num_tasks
+
+
+@LOOSE
+@given(scheduler_settings, sim_settings, st.integers(0, 2**32))
+def test_the_index_is_what_the_state_says(queue: SchedulerSettings, sim: SimSettings, seed: int) -> None:
+    run = simulate(queue, sim, seed)
+    scheduler = Scheduler(queue)
+    for entry in run.entries:
+        scheduler.handle(entry.event, entry.t)
+        assert looked_up(scheduler.index) == looked_up(Index(scheduler.state))
+
+
+def looked_up(index: Index) -> dict[str, object]:
+    """Return what an index holds, without the order that things came in and without dead heap entries."""
+    return {
+        "train": {shelf: sorted(groups) for shelf, groups in index.train.items()},
+        "evals": {shelf: sorted(groups) for shelf, groups in index.evals.items()},
+        "complete": sorted(index.complete),
+        "parked": sorted(index.parked),
+        "num_running": index.num_running,
+        "num_late": index.num_late,
+        "load": index.load,
+        "wanted": {purpose: list(line) for purpose, line in index.wanted.items()},
+        "num_live_sandboxes": index.num_live_sandboxes,
+        "earliest": index.earliest(),
+    }

@@ -39,8 +39,8 @@ class Mortal(SimulatedDriver):
 
     when: Callable[[SimEntry], bool]
 
-    def _feed(self, event: Event) -> None:
-        super()._feed(event)
+    def feed(self, event: Event) -> None:
+        super().feed(event)
         if self.when(self.run.entries[-1]):
             raise Killed
 

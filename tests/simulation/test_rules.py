@@ -41,6 +41,7 @@ from headway.core.notes import (
 )
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import SimRun, SimulatedDriver, simulate
+from headway.queue.recovery import RecoverySettings
 from headway.queue.scheduler import Scheduler
 from headway.queue.settings import (
     CheckpointSettings,
@@ -359,7 +360,10 @@ def test_start_up_that_hangs_names_who_waits_for_whom() -> None:
 
 
 def test_a_lost_worker_ends_the_run_with_its_cause() -> None:
-    commands, _ = started().handle(WorkerLost("trainer", "trainer", "MemoryError: out of memory"), 2.0)
+    settings = replace(BASE, recovery=RecoverySettings(trainer_restarts=0))
+    commands, _ = started(settings).handle(
+        WorkerLost("trainer", "trainer", "MemoryError: out of memory"), 2.0
+    )
     assert commands == [
         Finish("failed", "trainer worker trainer was lost: MemoryError: out of memory", failed=True)
     ]

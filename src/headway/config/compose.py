@@ -11,6 +11,8 @@ from headway.config.run import RunSettings
 from headway.environments.settings import EnvironmentSettings, SourceSettings
 from headway.generator.settings import GeneratorSettings
 from headway.queue.entry_settings import AcceptanceSettings, CurriculumSettings, OversamplingSettings
+from headway.queue.partial import PartialSettings
+from headway.queue.recovery import RecoverySettings
 from headway.queue.settings import (
     CheckpointSettings,
     DeadlineSettings,
@@ -18,6 +20,7 @@ from headway.queue.settings import (
     QueueSettings,
     StopSettings,
 )
+from headway.queue.staleness import StalenessSettings
 from headway.rewards.settings import RewardSettings
 from headway.sandbox.settings import SandboxSettings
 from headway.telemetry.settings import TelemetrySettings
@@ -39,6 +42,9 @@ class Config:
     oversampling: OversamplingSettings
     acceptance: AcceptanceSettings
     curriculum: CurriculumSettings
+    staleness: StalenessSettings
+    partial: PartialSettings
+    recovery: RecoverySettings
     algorithm: AlgorithmSettings
     trainer: TrainerSettings
     eval: EvalSettings

@@ -129,6 +129,8 @@ class BatchReleased:
     trajectory_staleness: tuple[int, ...]  # one a rollout, from the version at its first token
     token_staleness: tuple[tuple[int, int], ...]  # (staleness, tokens), all trained tokens
     queued_groups: int  # left in the queue, with signal
+    environment_staleness: tuple[int, ...] = ()  # one a rollout: largest age of the sandbox state it acted on
+    num_masked_tokens: int = 0  # sampled, and not trained for their age
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,16 @@ class EvalEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RolledBackTo:
+    """Training goes on from an earlier step, in a new lineage."""
+
+    step: int
+    from_step: int  # the newest of the steps that are lost
+    lineage: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class VersionSuperseded:
     """A published version was never applied, because a newer one was there."""
 
@@ -222,6 +234,7 @@ Note = (
     | NoSignal
     | EvalStarted
     | EvalEnded
+    | RolledBackTo
     | VersionSuperseded
     | Ignored
     | Stopping

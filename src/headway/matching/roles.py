@@ -31,7 +31,8 @@ class SimSettings:
     num_turns: int = 2
     uses_sandbox: bool = True
     sandbox_start_s: float = 0.02
-    tool_s: float = 0.1
+    tool_s: float = 0.1  # mean
+    tool_sigma: float = 0.0  # of the logarithm: above 1, a few calls take many times the mean
     score_s: float = 0.05
     train_s: float = 4.0
     publish_s: float = 0.2
@@ -51,6 +52,9 @@ class SimSettings:
     p_sandbox_lost: float = 0.0
     p_verdict_drops: float = 0.0  # of groups
     p_repeated: float = 0.0  # an event arrives a second time, later
+    generator_dies_every_s: float = 0.0  # mean time to the death of a generator, 0 for never
+    p_trainer_dies: float = 0.0  # in a step
+    keeps_partials: bool = True  # parked rollouts leave something that a later life can go on from
 
 
 @dataclass(slots=True)
@@ -60,6 +64,8 @@ class SimReplica:
     name: str
     slots: int
     versions: list[tuple[float, int, int]]  # (since, lineage, number)
+    epoch: int = 0
+    dead: bool = False
     running: int = 0
     line: list[str] = field(default_factory=list[str])  # keys of waiting turns
 
@@ -85,15 +91,20 @@ class SimRollout:
     replica: str
     task_id: str
     turn: int = 0
-    spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
+    spans: list[VersionSpan] = field(default_factory=list[VersionSpan])  # of the answers that ended
     sandbox: str = ""
     hangs: bool = False
     ignores_cancel: bool = False
     waiting_since_s: float = 0.0
-    decoding_since_s: float = 0.0  # of the answer in progress
-    num_drawn: int = 0  # tokens that it will have
-    holds_slot: bool = False
     over: bool = False
+    parked: bool = False
+    asks: bool = False  # it wants an answer: in line, decoding, or parked in the midst of one
+    decoding: bool = False  # it holds a slot
+    begin_s: float = 0.0  # of decoding the answer's current part
+    num_left: int = 0  # tokens that the answer still lacks
+    answer: list[VersionSpan] = field(default_factory=list[VersionSpan])  # of the unfinished answer
+    waited_s: float = 0.0  # of the unfinished answer
+    part: int = 0  # one more each time that decoding begins or ends
 
 
 def offer(command: RequestTask, settings: SimSettings) -> TaskOffered:
@@ -113,6 +124,14 @@ def draw_tokens(rng: random.Random, settings: SimSettings, task_id: str = "") ->
     mean = settings.tokens_means.get(task_id.partition(":")[0], settings.tokens_mean)
     drawn = mean * rng.lognormvariate(mu, sigma)
     return max(1, min(settings.max_answer_tokens, round(drawn)))
+
+
+def draw_tool_s(rng: random.Random, settings: SimSettings) -> float:
+    """Draw the duration of one tool call, seconds: lognormal with the given mean."""
+    if not settings.tool_sigma:
+        return settings.tool_s
+    sigma = settings.tool_sigma
+    return settings.tool_s * rng.lognormvariate(-0.5 * sigma * sigma, sigma)
 
 
 def task_solve_rate(task_id: str, settings: SimSettings, step: int = 0) -> float:

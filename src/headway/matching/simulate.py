@@ -22,9 +22,13 @@ from headway.core.commands import (
     Command,
     Finish,
     GrantSandbox,
+    Park,
     Publish,
     ReleaseSandbox,
     RequestTask,
+    RestartWorker,
+    Resume,
+    Rollback,
     Score,
     Signal,
     StartRollout,
@@ -38,26 +42,22 @@ from headway.core.events import (
     Event,
     GroupSignal,
     ReplicaJoined,
-    RolloutEnded,
-    RolloutFailed,
+    ReplicaLost,
+    RolledBack,
     RunResumed,
     RunStarted,
-    SandboxLost,
-    SandboxReady,
     SandboxReleased,
-    SandboxWanted,
     Scored,
     ScoreFailed,
     StepEnded,
-    ToolEnded,
-    TurnEnded,
     VersionApplied,
     VersionPublished,
     WorkerJoined,
+    WorkerLost,
 )
 from headway.core.notes import Note
-from headway.core.records import merge_spans
-from headway.matching.roles import SimReplica, SimRollout, SimSettings, draw_tokens, offer, task_solve_rate
+from headway.matching.roles import SimReplica, SimSettings, offer, task_solve_rate
+from headway.matching.simulated_rollouts import SimRollouts
 from headway.queue.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -89,6 +89,11 @@ class SimRun:
     checkpoints: list[int] = field(default_factory=list[int])
     trained: dict[int, list[str]] = field(default_factory=dict[int, list[str]])  # step -> rollouts, surviving
 
+    def roll_back(self, step: int) -> None:
+        """Forget what the weights of `step` do not contain."""
+        self.trained = {done: rows for done, rows in self.trained.items() if done <= step}
+        self.checkpoints = [done for done in self.checkpoints if done <= step]
+
 
 class SimulatedDriver:
     """One life of a simulated run."""
@@ -105,8 +110,8 @@ class SimulatedDriver:
         self.finish: Finish | None = None
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
-        self._rollouts: dict[str, SimRollout] = {}
-        self._replicas: dict[str, SimReplica] = {}
+        self.rollouts = SimRollouts(self)
+        self._trainer_life = 0
         self._wake_at_s: float | None = None
 
     # --- the loop
@@ -115,10 +120,10 @@ class SimulatedDriver:
         """Run to Finish; or to `stop_after` events, as if the process was killed there."""
         if self.lineage:
             step = self.run.checkpoints[-1] if self.run.checkpoints else 0
-            self.run.trained = {s: rows for s, rows in self.run.trained.items() if s <= step}
-            self._feed(RunResumed(self.lineage, step, self.clock.now()))
+            self.run.roll_back(step)
+            self.feed(RunResumed(self.lineage, step, self.clock.now()))
         else:
-            self._feed(RunStarted())
+            self.feed(RunStarted())
         self._start_workers()
         for count in range(max_events):
             if self.finish is not None or count == stop_after:
@@ -132,15 +137,17 @@ class SimulatedDriver:
 
     def later(self, delay_s: float, event: Event) -> None:
         """Let `event` happen `delay_s` seconds from now, perhaps twice."""
-        self._at(delay_s, lambda: self._feed(event))
+        self.at(delay_s, lambda: self.feed(event))
         if self.sim.p_repeated and self.rng.random() < self.sim.p_repeated:
-            self._at(delay_s + self.rng.random(), lambda: self._feed(event))
+            self.at(delay_s + self.rng.random(), lambda: self.feed(event))
 
-    def _at(self, delay_s: float, action: Callable[[], None]) -> None:
+    def at(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Do something `delay_s` seconds from now."""
         self._count += 1
         heapq.heappush(self._heap, (self.clock.now() + delay_s, self._count, action))
 
-    def _feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> None:
+        """Let an event happen now and carry out what follows from it."""
         if self.finish is not None:
             return
         now = self.clock.now()
@@ -156,8 +163,10 @@ class SimulatedDriver:
             self.later(self.sim.start_s, WorkerJoined("environment", f"e{index}"))
         for index in range(settings.num_replicas):
             name = f"g{index}"
-            self._replicas[name] = SimReplica(name, self.sim.max_running, [(0.0, self.lineage, 0)])
+            replica = SimReplica(name, self.sim.max_running, [(0.0, self.lineage, 0)])
+            self.rollouts.replicas[name] = replica
             self.later(self.sim.start_s, ReplicaJoined(name, 0, self.lineage, 0, self.sim.max_running))
+            self._let_die(replica)
 
     # --- commands
 
@@ -167,13 +176,17 @@ class SimulatedDriver:
             case RequestTask():
                 self.later(0.0, offer(command, sim))
             case StartRollout():
-                self._start(command)
+                self.rollouts.start(command)
+            case Park():
+                self.rollouts.park(command)
+            case Resume():
+                self.rollouts.resume(command)
             case GrantSandbox():
-                self._grant(command)
+                self.rollouts.grant(command)
             case ReleaseSandbox():
                 self.later(0.0, SandboxReleased(command.rollout, command.attempt, command.sandbox))
             case Cancel():
-                self._cancel(command)
+                self.rollouts.cancel(command)
             case Score():
                 self._score(command)
             case Signal():
@@ -182,154 +195,102 @@ class SimulatedDriver:
                 keep = not sim.p_verdict_drops or self.rng.random() >= sim.p_verdict_drops
                 self.later(0.0, GroupSignal(command.group, signal, keep, "" if keep else "simulated"))
             case Train():
-                self.run.trained[command.step] = [row.rollout for row in command.rows]
-                self.later(sim.train_s, StepEnded(command.batch, command.step, sim.train_s, 1, 1))
+                self._train(command)
             case Publish():
                 event = VersionPublished(
                     command.lineage, command.number, sim.publish_s, f"v{command.number}", 1
                 )
-                self.later(sim.publish_s, event)
+                self._trainer_later(sim.publish_s, event)
             case ApplyVersion():
                 for name in command.replicas:
-                    self._at(sim.apply_s, lambda name=name: self._apply(name, command))
+                    epoch = self.rollouts.replicas[name].epoch
+                    self.at(sim.apply_s, lambda name=name, epoch=epoch: self._apply(name, epoch, command))
             case Checkpoint():
-                self._at(sim.save_s, lambda: self._saved(command.step))
+                life = self._trainer_life
+                self.at(sim.save_s, lambda: self._saved(command.step, life))
+            case Rollback():
+                self.run.roll_back(command.step)
+                self._trainer_later(sim.save_s, RolledBack(command.lineage, command.step))
+            case RestartWorker():
+                self._restart(command)
             case WakeAt():
                 self._wake(command.at_s)
             case Finish():
                 self.finish = command
             case _:
-                raise TypeError(f"the simulation cannot {type(command).__name__} yet")
+                raise TypeError(f"the simulation cannot {type(command).__name__}")
+
+    # --- the trainer
+
+    def _train(self, command: Train) -> None:
+        if self.rng.random() < self.sim.p_trainer_dies:
+            self._trainer_life += 1
+            self.later(self.sim.train_s / 2, WorkerLost("trainer", "trainer", "simulated"))
+            return
+        life = self._trainer_life
+
+        def end() -> None:
+            if life == self._trainer_life:
+                self.run.trained[command.step] = [row.rollout for row in command.rows]
+                self.feed(StepEnded(command.batch, command.step, self.sim.train_s, 1, 1))
+
+        self.at(self.sim.train_s, end)
+
+    def _trainer_later(self, delay_s: float, event: Event) -> None:
+        """An answer of the trainer that it gives only if it lives until then."""
+        life = self._trainer_life
+        self.at(delay_s, lambda: self.later(0.0, event) if life == self._trainer_life else None)
+
+    def _saved(self, step: int, life: int) -> None:
+        if life == self._trainer_life:
+            self.run.checkpoints.append(step)
+            self.feed(CheckpointDone(step, f"step-{step}", self.sim.save_s))
+
+    # --- workers
+
+    def _restart(self, command: RestartWorker) -> None:
+        if command.role == "trainer":
+            self._trainer_life += 1
+            self.later(self.sim.start_s, WorkerJoined("trainer", command.worker))
+            return
+
+        def join() -> None:
+            replica = SimReplica(
+                command.worker, self.sim.max_running, [(self.clock.now(), self.lineage, 0)], command.epoch
+            )
+            self.rollouts.replicas[command.worker] = replica
+            self.feed(ReplicaJoined(command.worker, command.epoch, self.lineage, 0, self.sim.max_running))
+            self._let_die(replica)
+
+        self.at(self.sim.start_s, join)
+
+    def _let_die(self, replica: SimReplica) -> None:
+        if self.sim.generator_dies_every_s:
+            after_s = self.rng.expovariate(1.0 / self.sim.generator_dies_every_s)
+            self.at(after_s, lambda: self._die(replica))
+
+    def _die(self, replica: SimReplica) -> None:
+        if not replica.dead:
+            replica.dead = True
+            self.later(0.0, ReplicaLost(replica.name, replica.epoch, "simulated"))
+            self.rollouts.replica_died(replica)
+
+    def _apply(self, name: str, epoch: int, command: ApplyVersion) -> None:
+        replica = self.rollouts.replicas[name]
+        if replica.epoch == epoch and not replica.dead:
+            replica.versions.append((self.clock.now(), command.lineage, command.number))
+            self.feed(VersionApplied(name, epoch, command.lineage, command.number, self.sim.apply_s))
 
     def _wake(self, at_s: float) -> None:
         self._wake_at_s = at_s
 
         def wake() -> None:
             if self._wake_at_s == at_s:
-                self._feed(DeadlinePassed())
+                self.feed(DeadlinePassed())
 
-        self._at(max(0.0, at_s - self.clock.now()), wake)
+        self.at(max(0.0, at_s - self.clock.now()), wake)
 
-    def _saved(self, step: int) -> None:
-        self.run.checkpoints.append(step)
-        self._feed(CheckpointDone(step, f"step-{step}", self.sim.save_s))
-
-    def _apply(self, name: str, command: ApplyVersion) -> None:
-        self._replicas[name].versions.append((self.clock.now(), command.lineage, command.number))
-        self._feed(VersionApplied(name, 0, command.lineage, command.number, self.sim.apply_s))
-
-    # --- rollouts
-
-    def _start(self, command: StartRollout) -> None:
-        rollout = SimRollout(command.rollout, command.attempt, command.replica, command.task_id)
-        rollout.hangs = self.rng.random() < self.sim.p_hangs
-        rollout.ignores_cancel = rollout.hangs and self.rng.random() < self.sim.p_ignores_cancel
-        self._rollouts[rollout.rollout] = rollout
-        if not rollout.hangs:
-            self._ask_turn(rollout)
-
-    def _ask_turn(self, rollout: SimRollout) -> None:
-        rollout.waiting_since_s = self.clock.now()
-        self._replicas[rollout.replica].line.append(rollout.rollout)
-        self._serve(rollout.replica)
-
-    def _serve(self, name: str) -> None:
-        replica = self._replicas[name]
-        while replica.line and replica.running < replica.slots:
-            rollout = self._rollouts[replica.line.pop(0)]
-            if rollout.over:
-                continue
-            replica.running += 1
-            rollout.holds_slot = True
-            num_tokens = draw_tokens(self.rng, self.sim, rollout.task_id)
-            begin = self.clock.now() + self.sim.prefill_s
-            rollout.decoding_since_s, rollout.num_drawn = begin, num_tokens
-            duration = self.sim.prefill_s + num_tokens * self.sim.token_s
-            self._at(duration, lambda r=rollout, n=num_tokens, b=begin: self._turn_ends(r, n, b))
-
-    def _leave_slot(self, rollout: SimRollout) -> None:
-        if rollout.holds_slot:
-            rollout.holds_slot = False
-            self._replicas[rollout.replica].running -= 1
-            self._serve(rollout.replica)
-
-    def _turn_ends(self, rollout: SimRollout, num_tokens: int, begin_s: float) -> None:
-        if rollout.over:
-            return
-        sim = self.sim
-        spans = self._replicas[rollout.replica].spans(begin_s, sim.token_s, num_tokens)
-        rollout.spans = merge_spans([*rollout.spans, *spans])
-        waited = begin_s - sim.prefill_s - rollout.waiting_since_s
-        self._leave_slot(rollout)
-        event = TurnEnded(
-            rollout.rollout, rollout.attempt, rollout.turn, rollout.replica, tuple(spans),
-            30, 30 + num_tokens, waited, sim.prefill_s, num_tokens * sim.token_s, "stop",
-        )  # fmt: skip
-        self.later(0.0, event)
-        rollout.turn += 1
-        draw = self.rng.random()
-        if draw < sim.p_environment_fails:
-            self._fail(rollout, "environment", "exception")
-        elif draw < sim.p_environment_fails + sim.p_infrastructure_fails:
-            self._fail(rollout, "infrastructure", "engine_lost")
-        elif rollout.turn >= sim.num_turns:
-            self._end(rollout)
-        elif sim.uses_sandbox and not rollout.sandbox:
-            rollout.sandbox = f"s-{rollout.rollout}-{rollout.attempt}"
-            self.later(0.0, SandboxWanted(rollout.rollout, rollout.attempt, rollout.sandbox, "rollout"))
-        else:
-            self._use_tool(rollout)
-
-    def _grant(self, command: GrantSandbox) -> None:
-        rollout = self._rollouts[command.rollout]
-        if rollout.attempt != command.attempt:
-            self.later(0.0, SandboxReleased(command.rollout, command.attempt, command.sandbox))
-            return
-        start_s = self.sim.sandbox_start_s
-        self.later(start_s, SandboxReady(command.rollout, command.attempt, command.sandbox, start_s))
-        if self.rng.random() < self.sim.p_sandbox_lost:
-            self.later(start_s, SandboxLost(command.rollout, command.attempt, command.sandbox, "infra"))
-            self._at(start_s, lambda: self._fail(rollout, "infrastructure", "sandbox"))
-        else:
-            self._at(start_s, lambda: self._use_tool(rollout))
-
-    def _use_tool(self, rollout: SimRollout) -> None:
-        if rollout.over:
-            return
-        turn = rollout.turn - 1  # one call a turn
-        event = ToolEnded(rollout.rollout, rollout.attempt, turn, turn, self.sim.tool_s, "exit")
-        self.later(self.sim.tool_s, event)
-        self._at(self.sim.tool_s, lambda: None if rollout.over else self._ask_turn(rollout))
-
-    def _end(self, rollout: SimRollout) -> None:
-        rollout.over = True
-        num_tokens = sum(span.num_tokens for span in rollout.spans)
-        self.later(
-            0.0,
-            RolloutEnded(
-                rollout.rollout, rollout.attempt, f"p:{rollout.rollout}:{rollout.attempt}",
-                tuple(rollout.spans), rollout.turn, rollout.turn - 1, 30, num_tokens, False,
-            ),
-        )  # fmt: skip
-
-    def _fail(self, rollout: SimRollout, owner: str, cause: str) -> None:
-        if rollout.over:
-            return
-        rollout.over = True
-        num_tokens = sum(span.num_tokens for span in rollout.spans)
-        if rollout.holds_slot:
-            decoded = int((self.clock.now() - rollout.decoding_since_s) / self.sim.token_s)
-            num_tokens += max(0, min(rollout.num_drawn, decoded))
-        self._leave_slot(rollout)
-        event = RolloutFailed(
-            rollout.rollout, rollout.attempt, owner, cause, "simulated", num_tokens  # pyright: ignore
-        )  # fmt: skip
-        self.later(0.0, event)
-
-    def _cancel(self, command: Cancel) -> None:
-        rollout = self._rollouts[command.rollout]
-        if rollout.attempt == command.attempt and not rollout.over and not rollout.ignores_cancel:
-            self._fail(rollout, "scheduler", "cancelled")
+    # --- verifiers
 
     def _score(self, command: Score) -> None:
         if self.rng.random() < self.sim.p_score_fails:

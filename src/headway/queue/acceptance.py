@@ -54,4 +54,4 @@ def reasons_in_words(reasons: Mapping[str, int]) -> str:
 
 def remedy(reasons: Mapping[str, int]) -> str:
     """Return what to do about the most frequent reason."""
-    return _REMEDIES[max(sorted(reasons), key=lambda reason: reasons[reason])]
+    return _REMEDIES[max(sorted(reasons), key=lambda reason: reasons[reason], default="zero_advantage")]

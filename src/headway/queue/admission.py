@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from headway.core.commands import RequestTask, StartRollout
 from headway.queue import choice
 from headway.queue.context import Context, rollout_seed
+from headway.queue.staleness import age
 from headway.queue.state import GroupState, RolloutState
 
 if TYPE_CHECKING:
@@ -40,7 +41,10 @@ def admit(ctx: Context) -> None:
     size = choice.largest_group(ctx)
     running = index.num_running + len(index.train["requested"]) * size
     busy = 1 if state.trainer == "training" else 0
-    applied = min(replica.number for replica in state.replicas.values())
+    ages = [age(state, r.lineage, r.number) for r in state.replicas.values() if r.usable]
+    if not ages:
+        return
+    applied = state.step - max(ages)
     last_step = ctx.settings.stop.steps
     while True:
         step = (
@@ -90,7 +94,8 @@ def start_group(ctx: Context, group: GroupState, task_id: str, level: int) -> No
     ctx.met(f"task:{group.id}")
     state.requests.pop(group.request, None)
     group.task_id, group.level = task_id, level
-    group.replica = min(state.replicas, key=lambda name: (ctx.index.load.get(name, 0), name))
+    usable = [name for name, replica in state.replicas.items() if replica.usable]
+    group.replica = min(usable or state.replicas, key=lambda name: (ctx.index.load.get(name, 0), name))
     replica = state.replicas[group.replica]
     group.lineage, group.number = replica.lineage, replica.number
     if group.rollouts:
@@ -107,12 +112,25 @@ def start_group(ctx: Context, group: GroupState, task_id: str, level: int) -> No
         start_attempt(ctx, group, rollout)
 
 
-def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
-    """Start an attempt at a rollout."""
-    ctx.place(group, rollout, "running")
-    rollout.pending, rollout.started_s = "", ctx.now
-    rollout.num_tokens, rollout.spans = 0, []
+def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState, partial: str = "") -> None:
+    """Start an attempt at a rollout, or go on from where an earlier life parked it.
+
+    Without a replica that can take it, it waits with the parked ones.
+    """
+    rollout.pending, rollout.started_s, rollout.partial = "", ctx.now, partial
     rollout.num_turns, rollout.num_calls, rollout.last_sign = 0, 0, "its start"
+    if not partial:
+        rollout.num_tokens, rollout.spans, rollout.environment_age = 0, [], 0
+        rollout.resumed_at = rollout.newest_turn = rollout.shaped_by = None
+    replica = ctx.state.replicas[group.replica]
+    rollout.unstarted = not replica.usable
+    if rollout.unstarted:
+        ctx.place(group, rollout, "parked")
+        rollout.parked_s, ctx.state.resume_due = ctx.now, True
+        return
+    ctx.place(group, rollout, "running")
+    if partial:
+        rollout.resumed_at = (replica.lineage, replica.number)
     train = group.purpose == "train"
     ctx.ask(
         StartRollout(
@@ -125,6 +143,7 @@ def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState) -> Non
             seed=rollout_seed(ctx.settings.seed, rollout.id, rollout.attempt),
             temperature=ctx.settings.temperature if train else ctx.settings.eval.temperature,
             replica=group.replica,
+            partial=partial,
         )
     )
     ctx.expect(f"rollout:{rollout.id}", ctx.settings.rollout_timeout_s)

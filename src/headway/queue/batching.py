@@ -13,7 +13,8 @@ from headway.core.commands import Row, Train
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
 from headway.queue import acceptance, oversampling
 from headway.queue.admission import ghosts
-from headway.queue.staleness import age, drop_stale
+from headway.queue.partial import park_stragglers
+from headway.queue.staleness import age, drop_stale, masked_versions, weight
 from headway.queue.stopping import stop
 
 if TYPE_CHECKING:
@@ -69,17 +70,36 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
     batch = queued[: queue.batch_groups]
     rows: list[Row] = []
     trajectory: list[int] = []
+    environment: list[int] = []
     tokens: dict[int, int] = {}
+    num_masked = 0
     for group in batch:
         ctx.move(group, "training")
         group.step = state.step + 1
         for rollout in group.rollouts:
             ctx.place(group, rollout, "training")
-            rows.append(Row(rollout.id, group.id, rollout.payload, rollout.advantage))
-            ages = [age(state, span.lineage, span.number) for span in rollout.spans]
-            trajectory.append(ages[0] if ages else 0)
-            for steps, span in zip(ages, rollout.spans, strict=True):
+            masked = masked_versions(ctx.settings, state, rollout)
+            first = rollout.spans[0] if rollout.spans else None
+            trajectory.append(age(state, first.lineage, first.number) if first else 0)
+            environment.append(rollout.environment_age)
+            oldest_age = 0
+            for span in rollout.spans:
+                if (span.lineage, span.number) in masked:
+                    num_masked += span.num_tokens
+                    continue
+                steps = age(state, span.lineage, span.number)
+                oldest_age = max(oldest_age, steps)
                 tokens[steps] = tokens.get(steps, 0) + span.num_tokens
+            rows.append(
+                Row(
+                    rollout.id,
+                    group.id,
+                    rollout.payload,
+                    rollout.advantage,
+                    weight(ctx.settings, oldest_age),
+                    masked,
+                )
+            )
     left = len(queued) - len(batch)
     ctx.note(
         BatchReleased(
@@ -91,11 +111,14 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
             trajectory_staleness=tuple(trajectory),
             token_staleness=tuple(sorted(tokens.items())),
             queued_groups=left,
+            environment_staleness=tuple(environment),
+            num_masked_tokens=num_masked,
         )
     )
     ctx.note(QueueDepth(ctx.index.num_admitted, left))
+    ctx.ask(Train(state.next_batch, state.step + 1, tuple(rows), state.lr_scale))
+    park_stragglers(ctx, "batch")
     oversampling.batch_met(ctx)
-    ctx.ask(Train(state.next_batch, state.step + 1, tuple(rows)))
     ctx.expect("train", ctx.settings.deadlines.train_s)
     state.next_batch += 1
     state.trainer = "training"
@@ -114,7 +137,7 @@ def step_ended(ctx: Context, event: StepEnded) -> None:
     ctx.met("train")
     ctx.state.step = event.step
     ctx.state.trainer = "idle"
-    for group in list(ctx.index.train["training"].values()):
+    for group in sorted(ctx.index.train["training"].values(), key=lambda group: group.id):
         ctx.move(group, "trained")
         for rollout in group.rollouts:
             ctx.settle(rollout, "trained")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.notes import EvalEnded, EvalStarted
+from headway.queue import sandboxes
 from headway.queue.admission import request_group
 from headway.queue.choice import Choice
+from headway.queue.rollouts import cancel
 from headway.queue.state import EvalState
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ def begin(ctx: Context) -> None:
     state = ctx.state
     if state.eval_wanted < 0 or state.eval is not None or state.phase not in ("running", "stopping"):
         return
+    if not all(replica.usable for replica in state.replicas.values()):
+        return
     held = {(r.lineage, r.number, r.pending) for r in state.replicas.values()}
     if len(held) != 1:
         return
@@ -41,6 +45,22 @@ def begin(ctx: Context) -> None:
     ctx.note(EvalStarted(state.lineage, number, ctx.settings.eval.num_tasks))
     for index in range(ctx.settings.eval.num_tasks):
         request_group(ctx, "eval", Choice(index=index))
+
+
+def abandon(ctx: Context, reason: str) -> None:
+    """Give up the evaluation in progress and ask for it again."""
+    state = ctx.state
+    if state.eval is None:
+        return
+    for shelf in list(ctx.index.evals.values()):
+        for group in sorted(shelf.values(), key=lambda group: group.id):
+            for rollout in group.rollouts:
+                cancel(ctx, rollout, "stopped")
+                sandboxes.release_all(ctx, rollout)
+                ctx.settle(rollout, "stopped", reason)
+            ctx.drop_group(group)
+    state.eval = None
+    due(ctx)
 
 
 def end(ctx: Context) -> None:

@@ -12,6 +12,7 @@ from headway.core.commands import Signal
 from headway.core.notes import GroupSettled, Refilled
 from headway.queue import acceptance, choice, oversampling
 from headway.queue.rollouts import fate_of_loss
+from headway.queue.staleness import judge_queued
 from headway.queue.state import CARRIED, GroupState
 
 if TYPE_CHECKING:
@@ -70,13 +71,16 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
             ctx.settle(rollout, "unused")
         ctx.drop_group(group)
         return
-    if not whole and (queue.on_failed_rollout == "void" or len(scored) < min(2, target)):
+    stale = any(r.owner == "stale" for r in group.rollouts if r.station == "lost")
+    if not whole and (stale or queue.on_failed_rollout == "void" or len(scored) < min(2, target)):
         for rollout in scored:
-            ctx.settle(rollout, "voided", "its group lost a member")
+            ctx.settle(
+                rollout, "voided", "a member of its group was stale" if stale else "its group lost a member"
+            )
         ctx.index.shrink(group, scored)
         _note_settled(ctx, group, "voided")
         ctx.drop_group(group)
-        state.failed_groups += 1
+        state.failed_groups += not stale
         return
     state.failed_groups = 0
     choice.settled(ctx, group, scored)
@@ -115,6 +119,7 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
         for rollout in group.rollouts:
             ctx.place(group, rollout, "queued")
         _note_settled(ctx, group, "queued")
+        judge_queued(ctx, group)
 
 
 def _note_settled(ctx: Context, group: GroupState, fate: str, reason: str = "") -> None:

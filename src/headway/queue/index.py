@@ -41,11 +41,12 @@ class Index:
         self.evals: dict[Shelf, dict[str, GroupState]] = {shelf: {} for shelf in _SHELVES}
         self.complete: dict[str, GroupState] = {}  # running, and every rollout scored or lost
         self.met: dict[str, GroupState] = {}  # running, and as many scored as it needs, but not complete
-        self.parked: dict[str, RolloutState] = {}  # train rollouts that hold no engine memory, oldest first
+        self.parked: dict[str, RolloutState] = {}  # rollouts that hold no engine memory
         self.num_running = 0  # train rollouts at station running
         self.load: dict[str, int] = {}  # rollouts of running groups, by replica
         self._loaded: dict[str, tuple[str, int]] = {}
         self.num_late = 0  # of the admitted train groups, those that partial rollouts set aside
+        self.judged_at: tuple[int, int] | None = None  # lineage and step at which queued groups were judged
         self.wanted: dict[str, dict[str, SandboxState]] = {"rollout": {}, "verify": {}}  # first come first
         self.num_live_sandboxes = 0
         self.heap: list[tuple[float, str]] = [(at, key) for key, at in state.deadlines.items()]
@@ -87,6 +88,12 @@ class Index:
         """Count a group as late from now on."""
         self._unshelve(group)
         group.late = True
+        self._shelve(group)
+
+    def reassign(self, group: GroupState, replica: str) -> None:
+        """Send a group's further requests to another replica."""
+        self._unshelve(group)
+        group.replica = replica
         self._shelve(group)
 
     def shrink(self, group: GroupState, kept: list[RolloutState]) -> None:
@@ -145,9 +152,7 @@ class Index:
             self.met[group.id] = group
 
     def _count(self, group: GroupState, rollout: RolloutState, sign: int) -> None:
-        if group.purpose != "train":
-            return
-        if rollout.station == "running":
+        if rollout.station == "running" and group.purpose == "train":
             self.num_running += sign
         elif rollout.station == "parked":
             if sign > 0:

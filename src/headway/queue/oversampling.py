@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.notes import GroupSplit
-from headway.queue import rollouts, staleness
+from headway.queue import partial, rollouts, staleness
 from headway.queue.state import ACTIVE, GroupState, RolloutState
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def batch_met(ctx: Context) -> None:
     rule, queue, state, index = ctx.settings.oversampling, ctx.settings.queue, ctx.state, ctx.index
     if not rule.groups_extra or rule.when_met == "finish":
         return
-    applied = min((replica.number for replica in state.replicas.values()), default=state.step)
-    allowed = max(0, queue.max_depth + applied - state.step) * queue.batch_groups
+    ages = [staleness.age(state, r.lineage, r.number) for r in state.replicas.values() if r.usable]
+    allowed = max(0, queue.max_depth - max(ages, default=0)) * queue.batch_groups
     queued = index.train["queued"]
     surplus = min(rule.groups_extra, index.num_admitted - index.num_late + len(queued) - allowed)
     going = [group for group in _oldest_first(index.train["running"]) if not group.late]
@@ -132,4 +132,5 @@ def _end_unless_usable(ctx: Context, group: GroupState) -> None:
 
 def _park(ctx: Context, group: GroupState) -> None:
     """Take the engine memory of a group that is not needed now."""
-    raise NotImplementedError("partial rollouts are not there yet")
+    for rollout in group.rollouts:
+        partial.park(ctx, group, rollout)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from headway.core.notes import RolloutRevived
 from headway.queue import oversampling, rollouts
 from headway.queue.admission import ask_task, start_attempt
+from headway.queue.recovery import requeue
 from headway.queue.state import ACTIVE
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def resumed(ctx: Context, event: RunResumed) -> None:
     while len(state.forks) < event.lineage:
         state.forks.append(event.step)
     state.lineage, state.step = event.lineage, event.step
-    state.saved_step, state.saved_before = (event.step if event.step else -1), -1
+    state.saved_steps = [step for step in state.saved_steps if step <= event.step]
+    state.saving_step = -1
     state.published, state.manifest = (-1 if event.step else 0), ""
     state.phase, state.outcome, state.message, state.failed = "starting", "", "", False
     state.spent_wall_s, state.life_began_s = event.spent_wall_s, ctx.now
@@ -53,16 +55,13 @@ def resumed(ctx: Context, event: RunResumed) -> None:
 
 def _back(ctx: Context, group: GroupState) -> None:
     """Undo a settlement that did not last, and put complete groups back into the queue."""
-    if group.carried or group.stage == "trained":
-        for rollout in group.rollouts:
-            ctx.note(RolloutRevived(rollout.id, group.id))
-        group.carried = False
     if group.stage in ("queued", "training", "trained"):
-        group.step = 0
-        ctx.move(group, "queued")
-        for rollout in group.rollouts:
-            ctx.place(group, rollout, "queued")
+        requeue(ctx, group)
     else:
+        if group.carried:
+            for rollout in group.rollouts:
+                ctx.note(RolloutRevived(rollout.id, group.id))
+            group.carried = False
         ctx.move(group, group.stage, dormant=True)
         for rollout in group.rollouts:
             if rollout.station in ACTIVE:  # nothing of it runs any more
@@ -104,4 +103,4 @@ def restart_unfinished(ctx: Context, group: GroupState) -> None:
             rollouts.score(ctx, group, rollout)
         else:
             rollout.attempt += 1
-            start_attempt(ctx, group, rollout)
+            start_attempt(ctx, group, rollout, partial=rollout.partial)

@@ -6,13 +6,13 @@ infrastructure failure is never a reward: a rollout without a score leaves its g
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from headway.core.commands import Cancel, Score
 from headway.core.events import RolloutEnded, RolloutFailed, Scored, ScoreFailed, ToolEnded, TurnEnded
 from headway.core.notes import AttemptFailed, Fate
 from headway.core.records import merge_spans
-from headway.queue import sandboxes
+from headway.queue import sandboxes, staleness
 from headway.queue.admission import start_attempt
 
 if TYPE_CHECKING:
@@ -23,7 +23,10 @@ _FATES: dict[str, Fate] = {
     "infrastructure": "failed_infrastructure",
     "environment": "failed_environment",
     "reward": "failed_reward",
+    "pruned": "pruned",
     "cancelled": "cancelled",
+    "stale": "stale",
+    "voided": "voided",
 }
 _TOTAL_TIMEOUTS = 4  # an attempt that keeps making progress may take this many idle timeouts
 
@@ -36,19 +39,23 @@ def progress(ctx: Context, rollout: RolloutState) -> None:
         ctx.index.expect(key, min(ctx.now + ctx.settings.rollout_timeout_s, limit))
 
 
-def turn_ended(ctx: Context, rollout: RolloutState, event: TurnEnded) -> None:
+def turn_ended(ctx: Context, group: GroupState, rollout: RolloutState, event: TurnEnded) -> None:
     """An answer is complete."""
     rollout.num_turns = event.turn + 1
     rollout.last_sign = f"the end of answer {event.turn}"
     rollout.spans = merge_spans([*rollout.spans, *event.spans])
     rollout.num_tokens = sum(span.num_tokens for span in rollout.spans)
+    staleness.acted(ctx, rollout, event)
     progress(ctx, rollout)
+    if group.purpose == "train" and (verdict := staleness.verdict(ctx, rollout)):
+        give_up(ctx, group, rollout, verdict)
 
 
 def tool_ended(ctx: Context, rollout: RolloutState, event: ToolEnded) -> None:
     """A tool call is over; the environment thinks or asks again."""
     rollout.num_calls = event.call + 1
     rollout.last_sign = f"the end of tool call {event.call}"
+    staleness.shaped(rollout)
     progress(ctx, rollout)
 
 
@@ -58,13 +65,20 @@ def ended(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollout
     rollout.spans, rollout.num_tokens = list(event.spans), event.num_tokens
     rollout.payload, rollout.truncated = event.payload, event.truncated
     sandboxes.release_all(ctx, rollout)
-    if rollout.pending == "cancelling":
+    if rollout.pending == "cancelling" and rollout.owner not in ("environment", "restart"):
         ctx.met(f"cancel:{rollout.id}")
-        if rollout.owner != "environment":
-            _lose(ctx, group, rollout, "scheduler")
-            return
-        rollout.pending, rollout.owner = "", ""  # its end and the cancel of its deadline crossed: it counts
+        _lose(ctx, group, rollout, rollout.owner)
+        return
+    _settled(ctx, rollout)
+    rollout.owner = ""  # its end crossed the cancel of its deadline, or of its restart: it counts
     score(ctx, group, rollout)
+
+
+def _settled(ctx: Context, rollout: RolloutState) -> None:
+    """Whatever was asked of it, its end was the answer."""
+    rollout.pending = ""
+    for kind in ("cancel", "park", "resume"):
+        ctx.met(f"{kind}:{rollout.id}")
 
 
 def score(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
@@ -80,12 +94,16 @@ def failed(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollou
     """An attempt ended without a payload."""
     rollout.num_tokens = max(rollout.num_tokens, event.num_tokens)
     ctx.met(f"rollout:{rollout.id}")
-    ctx.met(f"cancel:{rollout.id}")
+    cancelling = rollout.pending == "cancelling"
+    _settled(ctx, rollout)
     sandboxes.release_all(ctx, rollout)
-    if rollout.pending == "cancelling" and rollout.owner != "environment":
-        _lose(ctx, group, rollout, "scheduler")
+    if cancelling and rollout.owner == "restart":
+        _begin_anew(ctx, group, rollout)
         return
-    owner = "environment" if rollout.pending == "cancelling" else event.owner
+    if cancelling and rollout.owner != "environment":
+        _lose(ctx, group, rollout, rollout.owner)
+        return
+    owner = "environment" if cancelling else event.owner
     message = event.message if owner == event.owner else f"no answer within its deadline ({event.message})"
     attempt_failed(ctx, group, rollout, owner, event.cause, message)
 
@@ -106,13 +124,35 @@ def attempt_failed(
     _lose(ctx, group, rollout, owner)
 
 
+def give_up(
+    ctx: Context, group: GroupState, rollout: RolloutState, verdict: Literal["drop", "restart"]
+) -> None:
+    """Drop a rollout that has grown too old, and its group with it, or begin it anew."""
+    if verdict == "restart":
+        rollout.num_restarts += 1
+        cancel(ctx, rollout, "stale: it begins anew", owner="restart")
+        return
+    for other in group.rollouts:
+        mine = other is rollout
+        cancel(
+            ctx, other, "stale" if mine else "a member of its group is stale", "stale" if mine else "voided"
+        )
+
+
+def _begin_anew(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
+    ctx.note(AttemptFailed(rollout.id, rollout.attempt, "scheduler", "stale", "it was too old", True))
+    rollout.attempt += 1
+    rollout.owner = ""
+    start_attempt(ctx, group, rollout)
+
+
 def scored(ctx: Context, group: GroupState, rollout: RolloutState, event: Scored) -> None:
     """A score arrived."""
     ctx.met(f"score:{rollout.id}")
     sandboxes.release_all(ctx, rollout)
     if rollout.pending == "cancelling":
         ctx.met(f"cancel:{rollout.id}")
-        _lose(ctx, group, rollout, "scheduler")
+        _lose(ctx, group, rollout, rollout.owner)
         return
     ctx.place(group, rollout, "scored")
     rollout.reward = event.reward
@@ -132,28 +172,31 @@ def score_failed(ctx: Context, group: GroupState, rollout: RolloutState, event: 
         score(ctx, group, rollout)
         return
     ctx.state.last_failure = f"reward failure ({event.cause}) in task {group.task_id}: {event.message}"
-    _lose(ctx, group, rollout, "reward" if not rollout.pending else "scheduler")
+    _lose(ctx, group, rollout, "reward" if not rollout.pending else rollout.owner)
 
 
 def cancel(ctx: Context, rollout: RolloutState, reason: str, owner: str = "scheduler") -> None:
     """Ask for an end; the answering event settles it. `owner` is whose fault the end will be."""
     if rollout.pending == "cancelling" or rollout.station in ("scored", "lost"):
         return
-    rollout.pending = "cancelling"
-    rollout.owner = owner
+    _settled(ctx, rollout)
+    rollout.pending, rollout.owner = "cancelling", owner
     ctx.met(f"rollout:{rollout.id}")
     ctx.ask(Cancel(rollout.id, rollout.attempt, reason))
     ctx.expect(f"cancel:{rollout.id}", ctx.settings.deadlines.cancel_s)
 
 
 def deadline(ctx: Context, kind: str, rollout_id: str) -> None:
-    """A rollout, a score or a cancellation took too long."""
+    """A rollout, a score, a pause or a cancellation took too long."""
     found = ctx.find(rollout_id)
     if found is None:
         return
     group, rollout = found
     if kind == "rollout":
         ctx.warn("rollout_timeout", _overdue(ctx, group, rollout))
+        cancel(ctx, rollout, "deadline", owner="environment")
+    elif kind in ("park", "resume"):
+        ctx.warn(f"{kind}_timeout", f"rollout {rollout.id} of task {group.task_id} did not {kind} in time")
         cancel(ctx, rollout, "deadline", owner="environment")
     elif kind == "score":
         event = ScoreFailed(rollout.id, rollout.attempt, rollout.score_tries, "timeout", "no answer in time")
@@ -162,8 +205,10 @@ def deadline(ctx: Context, kind: str, rollout_id: str) -> None:
         attempt_failed(
             ctx, group, rollout, "environment", "timeout", "never returned, not even when cancelled"
         )
+    elif rollout.owner == "restart":
+        _begin_anew(ctx, group, rollout)
     else:
-        _lose(ctx, group, rollout, "scheduler")
+        _lose(ctx, group, rollout, rollout.owner)
 
 
 def _total_limit(ctx: Context, rollout: RolloutState) -> float:

@@ -58,6 +58,8 @@ from headway.queue import (
     choice,
     evaluation,
     groups,
+    partial,
+    recovery,
     resuming,
     rollouts,
     sandboxes,
@@ -67,7 +69,7 @@ from headway.queue import (
 )
 from headway.queue.context import Context
 from headway.queue.index import Index
-from headway.queue.state import ACTIVE, ReplicaState, State
+from headway.queue.state import ACTIVE, State
 
 if TYPE_CHECKING:
     from headway.core.commands import Command
@@ -78,6 +80,9 @@ SECTIONS = (
     "oversampling",
     "acceptance",
     "curriculum",
+    "staleness",
+    "partial",
+    "recovery",
     "eval",
     "stop",
     "checkpoint",
@@ -152,6 +157,7 @@ class Scheduler:
         versions.apply(ctx)
         resuming.restart(ctx)
         batching.release(ctx)
+        partial.resume(ctx)
         admission.admit(ctx)
         stopping.finish(ctx)
 
@@ -206,7 +212,7 @@ class Scheduler:
             case CheckpointDone():
                 versions.saved(ctx, event)
             case RolledBack():
-                ctx.note(Ignored("RolledBack", str(event.step)))
+                recovery.rolled_back(ctx, event)
             case _:
                 self._take_run(ctx, event)
 
@@ -221,20 +227,17 @@ class Scheduler:
                 self._begin_life(ctx)
             case WorkerJoined():
                 if event.role == "trainer":
-                    state.trainer_joined = True
+                    recovery.trainer_joined(ctx)
                 elif event.worker not in state.workers:
                     state.workers.append(event.worker)
                 self._maybe_start(ctx)
             case ReplicaJoined():
-                state.replicas[event.replica] = ReplicaState(event.epoch, event.lineage, event.number)
+                recovery.replica_joined(ctx, event)
                 self._maybe_start(ctx)
             case ReplicaLost():
-                stopping.stop(
-                    ctx, "failed", f"generator {event.replica} was lost: {event.cause}", failed=True
-                )
+                recovery.replica_lost(ctx, event)
             case WorkerLost():
-                text = f"{event.role} worker {event.worker} was lost: {event.cause}"
-                stopping.stop(ctx, "failed", text, failed=True)
+                recovery.worker_lost(ctx, event)
             case CommandRefused():
                 text = f"{event.command} of {event.target} could not be carried out: {event.message}"
                 stopping.stop(ctx, "failed", text, failed=True)
@@ -289,9 +292,13 @@ class Scheduler:
         active = rollout.station in ACTIVE
         match event:
             case TurnEnded() if active and event.turn >= rollout.num_turns:
-                rollouts.turn_ended(ctx, rollout, event)
+                rollouts.turn_ended(ctx, group, rollout, event)
             case ToolEnded() if active and event.call >= rollout.num_calls:
                 rollouts.tool_ended(ctx, rollout, event)
+            case RolloutParked() if rollout.station == "running":
+                partial.parked(ctx, group, rollout, event)
+            case RolloutResumed() if rollout.station == "parked":
+                partial.resumed(ctx, group, rollout, event)
             case RolloutEnded() if active:
                 rollouts.ended(ctx, group, rollout, event)
             case RolloutFailed() if active:
@@ -347,3 +354,4 @@ class Scheduler:
                 "setting", f"{section}.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
             )
         ctx.settings = self.settings
+        self.index.judged_at = None

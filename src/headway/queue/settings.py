@@ -13,6 +13,9 @@ from headway.queue.entry_settings import (
     OversamplingSettings,
     Source,
 )
+from headway.queue.partial import PartialSettings
+from headway.queue.recovery import RecoverySettings
+from headway.queue.staleness import StalenessSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,20 @@ class QueueSettings:
         "How many steps generation may run ahead of training; at most bound. -1 takes the bound. Less depth "
         "keeps samples fresher, more keeps the trainer busier.",
         ge=-1,
+    )
+    batch_tokens: int = setting(
+        0,
+        "Release a batch by tokens instead: when the queued groups hold this many sampled tokens, as many of "
+        "the oldest as fit, at least one. batch_size then only says how many to expect. 0 counts groups.",
+        ge=0,
+    )
+    publish_every: int = setting(
+        1,
+        "Steps between two versions for the generators; at most depth + 1, or nothing could be admitted.",
+        ge=1,
+    )
+    max_updating_replicas: int = setting(
+        0, "Generators that take up a version at the same time; 0 for all of them.", ge=0
     )
     max_running_rollouts: int = setting(
         0, "Train rollouts in flight at once; 0 leaves it to depth and batch_size.", ge=0
@@ -83,6 +100,14 @@ class QueueSettings:
             if not level.isdecimal():
                 rule = "the keys of group_size_by_level are levels"
                 yield Problem("group_size_by_level", level, rule, "Use whole numbers, such as { 3 = 16 }.")
+        if self.publish_every > self.max_depth + 1:
+            yield Problem(
+                "publish_every",
+                self.publish_every,
+                f"publish_every may not exceed depth + 1 ({self.max_depth + 1}): versions would be "
+                "older than what may be admitted",
+                f"Use {self.max_depth + 1} or less, or raise queue.depth and queue.bound.",
+            )
         if self.depth > self.bound:
             yield Problem(
                 "depth",
@@ -157,6 +182,9 @@ class SchedulerSettings:
     """Everything that the scheduler needs; composed by the runtime from the sections of the config."""
 
     queue: QueueSettings = field(default_factory=QueueSettings)
+    staleness: StalenessSettings = field(default_factory=StalenessSettings)
+    partial: PartialSettings = field(default_factory=PartialSettings)
+    recovery: RecoverySettings = field(default_factory=RecoverySettings)
     eval: EvalSettings = field(default_factory=EvalSettings)
     stop: StopSettings = field(default_factory=StopSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)

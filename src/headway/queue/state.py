@@ -13,7 +13,7 @@ from headway.queue.sources import MixState
 # the engine's line, decoding, at a tool or in its environment. `RolloutState.last_sign` says what ended last.
 Station = Literal["running", "parked", "scoring", "scored", "lost", "queued", "training"]
 ACTIVE = ("running", "parked")  # the attempt has neither ended nor failed
-Pending = Literal["", "cancelling", "parking"]
+Pending = Literal["", "cancelling", "parking", "resuming"]
 GroupStage = Literal["requested", "running", "signalling", "queued", "training", "trained"]
 CARRIED = ("interrupted", "failed")  # outcomes after which train groups are kept for a resume
 Phase = Literal["starting", "running", "stopping", "finished"]
@@ -41,6 +41,15 @@ class RolloutState:
     reward: float = 0.0
     advantage: float = 0.0
     owner: str = ""  # of its loss, for station lost
+    parked_s: float = 0.0  # since when, for station parked
+    partial: str = ""  # what a later life can go on from, for station parked
+    unstarted: bool = False  # parked before its attempt began, for no replica could take it
+    num_parks: int = 0
+    num_restarts: int = 0  # begun anew because of its age
+    resumed_at: tuple[int, int] | None = None  # version (lineage, number) of the newest resumption
+    newest_turn: tuple[int, int] | None = None  # oldest version of the newest answer
+    shaped_by: tuple[int, int] | None = None  # oldest version whose tool calls shaped the sandbox
+    environment_age: int = 0  # largest, over its answers
     sandboxes: list[str] = field(
         default_factory=list[str]
     )  # ids it ever asked for, to know a repeated request
@@ -79,6 +88,9 @@ class ReplicaState:
     lineage: int
     number: int  # applied
     pending: int | None = None  # being applied
+    down: bool = False  # lost and not back yet
+    usable: bool = True  # False from its loss until it holds the newest version again
+    num_restarts: int = 0
 
 
 @dataclass(slots=True)
@@ -115,7 +127,9 @@ class State:
 
     workers: list[str] = field(default_factory=list[str])  # environment workers that joined
     trainer_joined: bool = False
-    trainer: Literal["idle", "training", "publishing", "saving"] = "idle"
+    trainer: Literal["idle", "training", "publishing", "loading"] = "idle"
+    trainer_restarts: int = 0
+    lr_scale: float = 1.0
     replicas: dict[str, ReplicaState] = field(default_factory=dict[str, ReplicaState])
 
     lineage: int = 0
@@ -123,8 +137,10 @@ class State:
     forks: list[int] = field(default_factory=list[int])  # forks[l] = step at which lineage l + 1 left l
     published: int = 0  # newest version that replicas can read, -1 for none
     manifest: str = ""
-    saved_step: int = -1  # newest checkpoint
-    saved_before: int = -1  # the one before it
+    saving_step: int = -1  # of the checkpoint that is being written, -1 for none
+    saved_steps: list[int] = field(default_factory=list[int])  # checkpoints that are kept, oldest first
+
+    resume_due: bool = False  # parked rollouts may go on
 
     restart_due: bool = (
         False  # groups of an earlier life wait for the replicas to hold the checkpoint's weights
@@ -156,3 +172,8 @@ class State:
     deadlines: dict[str, float] = field(default_factory=dict[str, float])
     wake_at_s: float | None = None
     overrides: dict[str, Any] = field(default_factory=dict[str, Any])  # queue settings changed during the run
+
+    @property
+    def saved_step(self) -> int:
+        """Step of the newest checkpoint, -1 for none."""
+        return self.saved_steps[-1] if self.saved_steps else -1

@@ -1,8 +1,9 @@
-"""Versions: publish after every step, apply to replicas between decode steps, save checkpoints.
+"""Versions: publish after steps, apply to replicas between decode steps, save checkpoints beside training.
 
 An evaluation holds its version: replicas take up nothing new until it ends. When several versions were
 published meanwhile, only the newest is applied. While a replica takes up a version, no more than one newer
-is published, however many steps are taken: the trainer keeps the newest few only.
+is published, however many steps are taken: the trainer keeps the newest few only. Replicas may take turns
+(queue.max_updating_replicas), so that their versions differ for as long as those turns last.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import ApplyVersion, Checkpoint, Publish
 from headway.core.notes import Ignored, VersionSuperseded
+from headway.queue import partial
 
 if TYPE_CHECKING:
     from headway.core.events import CheckpointDone, VersionApplied, VersionPublished
@@ -20,14 +22,19 @@ if TYPE_CHECKING:
 def publish(ctx: Context) -> None:
     """Publish the newest weights once the trainer has a moment."""
     state = ctx.state
-    if state.trainer == "idle" and state.trainer_joined and state.published < state.step:
-        if state.phase == "stopping" and state.eval_wanted < 0:
-            return  # nobody will read it
-        if any(replica.pending not in (None, state.published) for replica in state.replicas.values()):
-            return  # a replica still reads an older one, which must not be pruned under it
-        state.trainer = "publishing"
-        ctx.ask(Publish(state.lineage, state.step))
-        ctx.expect("publish", ctx.settings.deadlines.publish_s)
+    if state.trainer != "idle" or not state.trainer_joined or state.published >= state.step:
+        return
+    ending = state.phase == "stopping"
+    if ending and state.eval_wanted < 0:
+        return  # nobody will read it
+    every = ctx.settings.queue.publish_every
+    if state.published >= 0 and state.step - state.published < every and state.eval_wanted < 0:
+        return
+    if any(replica.pending not in (None, state.published) for replica in state.replicas.values()):
+        return  # a replica still reads an older one, which must not be pruned under it
+    state.trainer = "publishing"
+    ctx.ask(Publish(state.lineage, state.step))
+    ctx.expect("publish", ctx.settings.deadlines.publish_s)
 
 
 def published(ctx: Context, event: VersionPublished) -> None:
@@ -38,7 +45,7 @@ def published(ctx: Context, event: VersionPublished) -> None:
         return
     ctx.met("publish")
     state.trainer = "idle"
-    held = max((r.pending if r.pending is not None else r.number for r in state.replicas.values()), default=0)
+    held = max((r.number if r.pending is None else r.pending for r in state.replicas.values()), default=0)
     if state.published > held and state.published >= 0:
         ctx.note(VersionSuperseded(state.published))
     state.published, state.manifest = event.number, event.manifest
@@ -47,19 +54,24 @@ def published(ctx: Context, event: VersionPublished) -> None:
 def apply(ctx: Context) -> None:
     """Let replicas that are behind take up the newest version."""
     state = ctx.state
-    if state.eval is not None or state.published < 0 or state.phase == "starting":
+    if state.eval is not None or state.published < 0 or state.phase == "starting" or not state.manifest:
         return
-    behind = tuple(
+    newest = (state.lineage, state.published)
+    behind = [
         name
         for name, replica in state.replicas.items()
-        if replica.pending is None and (replica.lineage, replica.number) != (state.lineage, state.published)
-    )
+        if replica.pending is None and not replica.down and (replica.lineage, replica.number) != newest
+    ]
+    if limit := ctx.settings.queue.max_updating_replicas:
+        busy = sum(replica.pending is not None for replica in state.replicas.values())
+        behind = behind[: max(0, limit - busy)]
     if not behind:
         return
+    partial.park_stragglers(ctx, "update")
     for name in behind:
         state.replicas[name].pending = state.published
         ctx.expect(f"apply:{name}", ctx.settings.deadlines.apply_s)
-    ctx.ask(ApplyVersion(behind, state.lineage, state.published, state.manifest, ctx.settings.kv))
+    ctx.ask(ApplyVersion(tuple(behind), state.lineage, state.published, state.manifest, ctx.settings.kv))
 
 
 def applied(ctx: Context, event: VersionApplied) -> None:
@@ -69,34 +81,42 @@ def applied(ctx: Context, event: VersionApplied) -> None:
         ctx.note(Ignored("VersionApplied", event.replica))
         return
     ctx.met(f"apply:{event.replica}")
-    replica.lineage, replica.number, replica.pending = event.lineage, event.number, None
+    replica.lineage, replica.number, replica.pending, replica.usable = event.lineage, event.number, None, True
+    ctx.state.resume_due = True
 
 
 def save(ctx: Context) -> None:
-    """Save when the cadence or the end of the run asks for it."""
+    """Save when the cadence or the end of the run asks for it; the trainer goes on meanwhile."""
     state = ctx.state
-    if state.trainer != "idle" or not state.trainer_joined or state.saved_step >= state.step:
+    if state.trainer not in ("idle", "publishing") or not state.trainer_joined:
+        return
+    if state.saving_step >= 0 or state.saved_step >= state.step:
         return
     every = ctx.settings.checkpoint.every_steps
     due = every and state.step // every > max(state.saved_step, 0) // every
     if (state.phase == "running" and due) or (state.phase == "stopping" and not state.failed and state.step):
-        state.trainer = "saving"
+        state.saving_step = state.step
         ctx.ask(Checkpoint(state.step))
         ctx.expect("checkpoint", ctx.settings.deadlines.checkpoint_s)
 
 
 def saved(ctx: Context, event: CheckpointDone) -> None:
-    """The checkpoint contains every step so far: what the one before it contained needs no keeping.
+    """A checkpoint is complete. What no kept checkpoint could lose again needs no keeping.
 
-    What only the newest contains is kept: should that be damaged, a resume goes on from the one before.
+    Groups stay until the oldest kept checkpoint contains them: should newer ones be damaged, a resume goes
+    on from that one.
     """
     state = ctx.state
-    if state.trainer != "saving" or event.step != state.step:
+    if event.step != state.saving_step:
         ctx.note(Ignored("CheckpointDone", str(event.step)))
         return
     ctx.met("checkpoint")
-    state.trainer = "idle"
-    state.saved_before, state.saved_step = state.saved_step, event.step
+    state.saving_step = -1
+    state.saved_steps.append(event.step)
+    keep = ctx.settings.checkpoint.keep
+    del state.saved_steps[:-keep]
+    if len(state.saved_steps) < keep:
+        return  # a resume may still begin anew
     for group in list(ctx.index.train["trained"].values()):
-        if group.step <= state.saved_before:
+        if group.step <= state.saved_steps[0]:
             ctx.drop_group(group)

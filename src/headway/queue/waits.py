@@ -17,6 +17,8 @@ _FATAL = {
     "checkpoint": ("the trainer", "save a checkpoint", "checkpoint_s"),
     "apply": ("generator", "take up a version", "apply_s"),
     "task": ("the task source", "offer a task for group", "task_s"),
+    "rollback": ("the trainer", "load a checkpoint", "start_s"),
+    "restart": ("the driver", "start anew the worker", "start_s"),
     "signal": ("the advantage function", "answer for group", "signal_s"),
 }
 
@@ -38,7 +40,7 @@ def passed(ctx: Context) -> None:
         if ctx.state.deadlines.pop(key, None) is None:
             continue  # an earlier one ended this wait
         kind, _, target = key.partition(":")
-        if kind in ("rollout", "score", "cancel"):
+        if kind in ("rollout", "score", "cancel", "park", "resume"):
             rollouts.deadline(ctx, kind, target)
         elif kind == "sandbox":
             sandboxes.deadline(ctx, target)
@@ -50,7 +52,7 @@ def passed(ctx: Context) -> None:
             who, what, setting = _FATAL[kind]
             limit = getattr(ctx.settings.deadlines, setting)
             who = f"{who} {target}" if kind == "apply" else who
-            what = f"{what} {target}" if kind in ("task", "signal") else what
+            what = f"{what} {target}" if kind in ("task", "signal", "restart") else what
             text = f"the scheduler waited for {who} to {what} for {limit:g} s (deadlines.{setting})"
             stop(ctx, "failed", text, failed=True)
 

@@ -126,6 +126,9 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
     """Compose what the scheduler needs from the sections that users write."""
     return SchedulerSettings(
         queue=config.queue,
+        staleness=config.staleness,
+        partial=config.partial,
+        recovery=config.recovery,
         eval=config.eval,
         stop=config.stop,
         checkpoint=config.checkpoint,
