@@ -14,10 +14,17 @@ from headway.core.protocols import Chunk, Engine, GenerateRequest, Sampling
 from headway.core.records import merge_spans
 
 
-def request(name, prompt, *, session="", group="", priority=0, **sampling):
+def request(name, prompt, *, session="", group="", priority=0, num_answer_tokens=0, **sampling):
     options = {"max_tokens": 8, **sampling}
     return GenerateRequest(
-        name, session or name, group or name, "policy", array("i", prompt), Sampling(**options), priority
+        name,
+        session or name,
+        group or name,
+        "policy",
+        array("i", prompt),
+        Sampling(**options),
+        num_answer_tokens=num_answer_tokens,
+        priority=priority,
     )
 
 
@@ -107,12 +114,20 @@ class EngineContract:
             assert alone.token_ids == answer.token_ids
             assert list(alone.logprobs) == pytest.approx(list(answer.logprobs), abs=1e-4)
 
-    async def test_seed_and_request_id_fix_the_draw(self, engine):
+    async def test_the_seed_fixes_the_draw_and_the_request_id_does_not(self, engine):
         base = await collect(engine, request("a", [1, 2], max_tokens=30, seed=1))
         other_seed = await collect(engine, request("a", [1, 2], max_tokens=30, seed=2))
         other_name = await collect(engine, request("b", [1, 2], max_tokens=30, seed=1))
         assert base.token_ids != other_seed.token_ids
-        assert base.token_ids != other_name.token_ids
+        assert base.token_ids == other_name.token_ids
+
+    async def test_an_answer_that_goes_on_draws_as_if_it_had_never_stopped(self, engine):
+        whole = await collect(engine, request("a", [1, 2], max_tokens=12, seed=1))
+        begun = list(whole.token_ids[:5])
+        rest = await collect(
+            engine, request("b", [1, 2, *begun], max_tokens=7, seed=1, num_answer_tokens=len(begun))
+        )
+        assert begun + list(rest.token_ids) == list(whole.token_ids)
 
     async def test_members_of_a_group_answer_as_if_alone(self, engine):
         prompt = list(range(3, 33))

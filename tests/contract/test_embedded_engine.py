@@ -36,7 +36,13 @@ def read(manifest):
 
 
 def make_engine(*, chunk_tokens=0, read_weights=read, decode_text=None, **settings):
-    options = {"max_running": 4, "max_context_tokens": CONTEXT, "prefill_chunk_tokens": 24, "threads": 1}
+    options = {
+        "chunk_tokens": chunk_tokens,
+        "max_running": 4,
+        "max_context_tokens": CONTEXT,
+        "prefill_chunk_tokens": 24,
+        "threads": 1,
+    }
     return EmbeddedEngine(
         MODELS[0],
         MODELS[0].config,
@@ -44,7 +50,6 @@ def make_engine(*, chunk_tokens=0, read_weights=read, decode_text=None, **settin
         replica="r0",
         decode_text=decode_text,
         read_weights=read_weights,
-        chunk_tokens=chunk_tokens,
     )
 
 

@@ -66,6 +66,11 @@ def test_a_step_reports_its_tokens_and_metrics(make_trainer, rows):
     assert {"loss", "grad_norm", "learning_rate"} <= result.metrics.keys()
 
 
+def test_a_step_may_be_taken_at_a_part_of_the_learning_rate(make_trainer, rows):
+    whole, half = make_trainer().step(rows), make_trainer().step(rows, 0.5)
+    assert half.metrics["learning_rate"] == whole.metrics["learning_rate"] / 2
+
+
 def test_a_published_version_is_a_manifest_that_is_there(make_trainer, rows):
     trainer = make_trainer()
     trainer.step(rows)

@@ -72,6 +72,9 @@ class ScriptedEngine:
         self._closed = False
         self.hold = asyncio.Event()
         self.hold.set()
+        self.pause_at = {}  # request id -> tokens after which it waits until the entry is gone
+        self.paused = set()  # requests that wait so
+        self.die_at = {}  # request id -> tokens after which it is lost
         self.finish_as = {}  # request id -> (finish, message), instead of an answer
         self.requests = []
         self.ended_sessions = []
@@ -95,9 +98,13 @@ class ScriptedEngine:
             while finish is None:
                 await asyncio.sleep(0)
                 await self._held(stop)
+                await self._paused(request.request_id, len(ids), stop)
                 if stop.is_set():
                     finish = "aborted"
                     break
+                if self.die_at.get(request.request_id) == len(ids):
+                    yield Chunk(array("i"), array("f"), (), "lost", "the replica died", "replica-0")
+                    return
                 token = self._token(request, len(ids), ids)
                 if token is None:
                     finish = "stop"
@@ -143,22 +150,33 @@ class ScriptedEngine:
         if self._waiting and self._running - len(self._waiting) < self._max_running:
             self._waiting[0][2].done() or self._waiting[0][2].set_result(None)
 
+    async def _paused(self, name, num_tokens, stop):
+        while self.pause_at.get(name) == num_tokens and not stop.is_set():
+            self.paused.add(name)
+            await asyncio.sleep(0.001)
+        self.paused.discard(name)
+
+    async def until_paused(self, name):
+        while name not in self.paused:  # noqa: ASYNC110 - a test's own wait
+            await asyncio.sleep(0.001)
+
     async def _held(self, stop):
         while not self.hold.is_set() and not stop.is_set():  # noqa: ASYNC110 - either of two events
             await asyncio.sleep(0.001)
 
     def _token(self, request, at, ids):
         if self._script is not None:
-            script = self._script(request)
+            script, at = self._script(request), at + request.num_answer_tokens
             return script[at] if at < len(script) else None
         sampling = request.sampling
-        drawn = (sampling.seed, request.request_id) if sampling.temperature else ()
-        seed = repr((list(request.prompt_ids), list(ids), self._version, drawn)).encode()
+        drawn = sampling.seed if sampling.temperature else None
+        seed = repr(([*request.prompt_ids, *ids], self._version, drawn)).encode()
         return int.from_bytes(hashlib.blake2b(seed, digest_size=4).digest(), "big") % self._vocab
 
     def _finish(self, request, ids):
         sampling = request.sampling
-        text = self._decode(ids) if self._decode and sampling.stop_strings else ""
+        begun = request.prompt_ids[len(request.prompt_ids) - request.num_answer_tokens :]
+        text = self._decode(begun + ids) if self._decode and sampling.stop_strings else ""
         if ids[-1] in sampling.stop_ids or any(stop in text for stop in sampling.stop_strings):
             return "stop"
         room = self._context - len(request.prompt_ids)

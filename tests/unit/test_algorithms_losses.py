@@ -5,19 +5,31 @@ import math
 import pytest
 import torch
 
-from headway.algorithms.losses import LOSSES
-from headway.algorithms.losses.apply import apply_loss
+from headway.algorithms.corrections import load_correction
+from headway.algorithms.losses import LOSSES, BatchLogps, load_loss
+from headway.algorithms.losses.apply import LossInputs, apply_loss
 from headway.algorithms.normaliser import Denominators, token_weight
 from headway.algorithms.settings import AlgorithmSettings
 from headway.core.errors import HeadwayError
 
 
-def run(logp, mu, advantages, weights=None, name="grpo", **settings):
+def run(logp, mu, advantages, weights=None, name="grpo", sequences=None, reference=None, **settings):
+    """A loss on a whole batch of tokens, one sequence unless said otherwise."""
     chosen = AlgorithmSettings(loss=name, **settings)
     logp = torch.tensor(logp, dtype=torch.float64, requires_grad=True)
     weights = [1.0] * len(logp) if weights is None else weights
-    tensors = [torch.tensor(values, dtype=torch.float64) for values in (mu, advantages, weights)]
-    output = apply_loss(LOSSES.load(name), logp, *tensors, chosen)
+    mu, advantages, weights = (torch.tensor(v, dtype=torch.float64) for v in (mu, advantages, weights))
+    loss, correction = load_loss(chosen), load_correction(chosen)
+    keep = None
+    if loss.batch is not None:
+        old, on = logp.detach(), weights > 0
+        anchor = mu if correction is None else old
+        keep = torch.ones(len(logp), dtype=torch.bool)
+        keep[on] = loss.batch(BatchLogps(old[on], mu[on], anchor[on], advantages[on]), chosen)
+    sequences = torch.tensor([0] * len(logp) if sequences is None else sequences)
+    reference = None if reference is None else torch.tensor(reference, dtype=torch.float64)
+    inputs = LossInputs(logp, mu, advantages, weights, sequences, keep, reference)
+    output = apply_loss(loss, inputs, chosen, correction)
     output.total.backward()
     return output, logp.grad
 
@@ -83,6 +95,149 @@ def test_an_impossible_token_keeps_loss_and_gradient_finite(name):
     output, grad = run([0.0, -1e9], [-1e9, 0.0], [1, 1], name=name)
     assert output.total.isfinite()
     assert grad.isfinite().all()
+
+
+def test_gspo_clips_the_sequence_s_ratio_and_shares_it_out():
+    # Ratios 2 and 1/2 of one sequence: s = 1. Ratios 1.21 and 1 of the other: s = 1.1.
+    ratios, sequences = [2.0, 0.5, 1.21, 1.0], [0, 0, 1, 1]
+    wide = {"gspo_clip_low": 0.2, "gspo_clip_high": 0.2}
+    output, grad = run(log(*ratios), [0.0] * 4, [1, 1, 1, 1], name="gspo", sequences=sequences, **wide)
+    assert output.per_token.tolist() == pytest.approx([-1, -1, -1.1, -1.1])
+    assert grad.tolist() == pytest.approx([-1, -1, -1.1, -1.1])
+    assert output.sums["clipped"] == 0
+    output, grad = run(log(*ratios), [0.0] * 4, [1, 1, 1, 1], name="gspo", sequences=sequences)
+    assert output.per_token.tolist() == pytest.approx([-1, -1, -1.0004, -1.0004])
+    assert grad.tolist() == pytest.approx([-1, -1, 0, 0])
+    assert output.sums["clipped"] == 2
+    output, grad = run(log(0.9, 0.9), [0.0] * 2, [-1, -1], name="gspo")
+    assert output.per_token.tolist() == pytest.approx([0.9997] * 2)
+    assert grad.tolist() == [0, 0]
+
+
+def test_cispo_clips_the_weight_at_absolute_bounds_and_keeps_every_gradient():
+    bounds = {"cispo_min_weight": 0.5, "cispo_max_weight": 1.28}
+    output, grad = run(log(0.25, 1.0, 2.0), [0.0] * 3, [1, -1, 2], name="cispo", **bounds)
+    assert grad.tolist() == pytest.approx([-0.5, 1.0, -2.56])
+    assert output.sums["clipped"] == 2
+
+
+def test_aipo_is_reinforce_is_by_another_name():
+    batch = (log(0.5, 7.0), [0.0] * 2, [1, -1])
+    assert torch.equal(run(*batch, name="aipo")[1], run(*batch, name="reinforce_is")[1])
+
+
+def test_decoupled_weighs_by_pi_old_over_mu_without_a_bound():
+    output, grad = run(log(0.5, 3.0, 40.0), [0.0] * 3, [1, -1, 1], name="decoupled")
+    assert output.per_token.tolist() == pytest.approx([-0.5, 3.0, -40.0])
+    assert grad.tolist() == pytest.approx([-0.5, 3.0, -40.0])
+    assert output.sums["clipped"] == 0  # one step a batch: pi is pi_old
+
+
+def test_dppo_masks_by_the_difference_of_probabilities():
+    # pi - mu: 0.25 up, 0.15 up, 0.25 down, 0.25 down. A: up, up, down, up.
+    pi, mu = (0.5, 0.65, 0.25, 0.25), (0.25, 0.5, 0.5, 0.5)
+    output, grad = run(log(*pi), log(*mu), [1, 1, -1, 1], name="dppo", dppo_kl=0.0)
+    assert output.per_token.tolist() == pytest.approx([0, -1.3, 0, -0.5])
+    assert grad.tolist() == pytest.approx([0, -1.3, 0, -0.5])
+    assert (output.sums["masked"], output.sums["clipped"]) == (2, 0)
+
+
+def test_dppo_s_quadratic_term_pulls_masked_tokens_back_too():
+    output, grad = run(log(0.5), log(0.25), [1], name="dppo")
+    assert output.total.item() == pytest.approx(1e-3 * math.log(2) ** 2)
+    assert grad.item() == pytest.approx(2e-3 * math.log(2))
+
+
+def test_m2po_leaves_out_the_largest_until_the_mean_square_is_below_its_threshold():
+    # Squares 0, 0.01, 0.09, 0.25: means 0, 0.005, 0.0333, 0.0875.
+    gaps = [0.3, 0.0, -0.5, 0.1]
+    output, grad = run(gaps, [0.0] * 4, [1, 1, 1, -1], name="m2po")
+    assert grad.tolist() == pytest.approx([-math.exp(0.3), -1, 0, math.exp(0.1)])
+    assert output.sums["masked"] == 1
+    assert run(gaps, [0.0] * 4, [1] * 4, name="m2po", m2po_threshold=0.09)[0].sums["masked"] == 0
+    assert run([1.0], [0.0], [1], name="m2po")[0].total.item() == 0
+
+
+def test_m2po_keeps_or_drops_equal_tokens_together():
+    # Squares 0, 0.09, 0.09: means 0, 0.045, 0.06.
+    assert run([0.3, 0.0, -0.3], [0.0] * 3, [1] * 3, name="m2po")[0].sums["masked"] == 2
+    # Means 0, 0, 0.03, 0.045: the third would stay, its equal may not.
+    assert run([0.3, 0.0, 0.0, -0.3], [0.0] * 4, [1] * 4, name="m2po")[0].sums["masked"] == 2
+
+
+# --- corrections ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [
+        ("tis", [0.25, 1.5, 2.0, 2.0]),
+        ("mis", [0, 1.5, 0, 0]),
+        ("icepop", [0, 1.5, 3.0, 0]),
+    ],
+)
+def test_a_correction_weighs_any_loss_by_pi_old_over_mu(correction, weights):
+    batch = (log(0.25, 1.5, 3.0, 8.0), [0.0] * 4, [1, -1, 1, 1])
+    for name in ("grpo", "reinforce_is", "cispo"):
+        output, grad = run(*batch, name=name, correction=correction)
+        signed = [-w * a for w, a in zip(weights, batch[2], strict=True)]
+        assert grad.tolist() == pytest.approx(signed)
+        assert output.sums["correction"] == pytest.approx(sum(weights))
+        assert output.sums["masked"] == weights.count(0)
+        assert output.sums["clipped"] == 0  # the ratio is pi/pi_old
+
+
+def test_nothing_is_corrected_twice():
+    """decoupled is grpo with an unbounded weight."""
+    batch = (log(0.6, 1.9), [0.0] * 2, [1, -1])
+    assert run(*batch, correction="tis")[1].tolist() == pytest.approx(
+        run(*batch, name="decoupled")[1].tolist()
+    )
+
+
+@pytest.mark.parametrize(("level", "weight"), [("sequence", 1.5), ("geometric", math.sqrt(1.5))])
+def test_a_correction_may_take_the_ratio_of_the_sequence(level, weight):
+    batch = (log(3.0, 0.5, 1.25), [0.0] * 3, [1, 1, 1])
+    _, grad = run(*batch, sequences=[0, 0, 1], correction="mis", correction_level=level)
+    assert grad.tolist() == pytest.approx([-weight, -weight, -1.25])
+
+
+@pytest.mark.parametrize("advantage", [1, -1])
+def test_sequence_masking_drops_only_bad_sequences_that_the_policy_has_left(advantage):
+    # Means of log mu - log pi: log 2 (left), and log(3/2) / 2 (within 0.5).
+    batch = (log(0.25, 1.0, 1.0, 2 / 3), [0.0] * 4, [advantage] * 4)
+    settings = {"sequences": [0, 0, 1, 1], "sequence_mask_delta": 0.5, "name": "reinforce_is"}
+    output, grad = run(*batch, **settings)
+    kept = [0.25, 1.0, 1.0, 2 / 3] if advantage > 0 else [0, 0, 1.0, 2 / 3]
+    assert grad.tolist() == pytest.approx([-advantage * value for value in kept])
+    assert output.sums["masked"] == (0 if advantage > 0 else 2)
+
+
+# --- KL to the reference --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("estimator", "value", "slope"),
+    [
+        ("k1", -math.log(2), 1.0),
+        ("k2", math.log(2) ** 2 / 2, -math.log(2)),
+        ("k3", 2 - math.log(2) - 1, 1 - 2.0),
+    ],
+)
+@pytest.mark.parametrize("importance", [False, True])
+def test_the_kl_penalty_has_its_exact_value_and_gradient(estimator, value, slope, importance):
+    # log pi_ref - log pi = log 2; pi/mu = 1/2. d(r k)/dx = r (k + dk/dx).
+    settings = {"kl_coef": 0.1, "kl_estimator": estimator, "kl_importance": importance}
+    output, grad = run(log(0.25), log(0.5), [0], reference=log(0.5), **settings)
+    expected = (0.5 * value, 0.5 * (value + slope)) if importance else (value, slope)
+    assert (output.total.item(), grad.item()) == pytest.approx((0.1 * expected[0], 0.1 * expected[1]))
+    assert output.sums["kl_reference"] == pytest.approx(expected[0])
+
+
+def test_masks_and_corrections_leave_the_kl_penalty_alone():
+    output, grad = run(log(8.0), [0.0], [1], reference=log(4.0), correction="mis", kl_coef=1.0)
+    assert output.sums["masked"] == 1
+    assert grad.item() == pytest.approx(1 - 0.5)
 
 
 # --- masks ----------------------------------------------------------------------------------------

@@ -33,7 +33,9 @@ def test_what_is_required():
     ]
 
 
-@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize(
+    "advantage", ["grpo", "dr_grpo", "rloo", "maxrl", "magistral", "reinforce_pp_baseline"]
+)
 def test_group_size_1_with_a_group_estimator(advantage):
     assert problems(*BASE, "queue.group_size=1", f"algorithm.advantage={advantage}") == [
         "queue.group_size: group size 1 with a group estimator: must be at least 2 when "
@@ -45,6 +47,24 @@ def test_group_size_1_with_a_group_estimator(advantage):
 def test_group_size_1_with_an_advantage_of_ones_own():
     config = load_config(None, (*BASE, "queue.group_size=1", "algorithm.advantage=operator:sub"))
     assert config.queue.group_size == 1
+
+
+def test_an_estimator_over_the_batch_keeps_every_group():
+    chosen = (*BASE, "algorithm.advantage=reinforce_pp")
+    (problem,) = problems(*chosen)
+    assert problem.startswith("queue.drop_zero_advantage: must be false when algorithm.advantage is ")
+    assert not load_config(None, (*chosen, "queue.drop_zero_advantage=false")).queue.drop_zero_advantage
+
+
+def test_a_kl_penalty_needs_lora():
+    (problem,) = problems(*BASE, "algorithm.kl_coef=0.1", "trainer.full=true")
+    assert problem.startswith("algorithm.kl_coef: must be 0 when trainer.full is true")
+
+
+def test_a_name_of_the_family_that_is_nearly_right():
+    (problem,) = problems(*BASE, "algorithm.correction=icepopp")
+    assert problem.startswith("algorithm.correction: must be a known correction (got 'icepopp'). ")
+    assert "Did you mean 'icepop'? Choose one of icepop, mis, none, tis" in problem
 
 
 def test_batch_size_that_is_no_multiple_of_the_group_size():

@@ -1,6 +1,7 @@
 """Every key of a run's summary is documented, and no key is documented that a summary lacks."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,9 +31,9 @@ def summary(request):
         queue=QueueSettings(group_size=4, batch_size=8), stop=StopSettings(steps=4), rollout_timeout_s=30.0
     )
     metrics = RunMetrics(new_header(config={}, seed=1, queue=to_plain(settings)))
-    told = BatchSums(num_fresh_tokens=1).metrics() | dict.fromkeys(
-        ("grad_norm", "learning_rate", "nonfinite"), 0.0
-    )
+    told = BatchSums(
+        num_fresh_tokens=1, terms=Counter(correction=1.0, kl_reference=0.1)
+    ).metrics() | dict.fromkeys(("grad_norm", "learning_rate", "nonfinite"), 0.0)
     for entry in simulate(settings, request.param, seed=1).entries:
         event = entry.event
         if isinstance(event, StepEnded):

@@ -76,6 +76,32 @@ def test_the_readme_s_hooks_do_what_they_say():
     assert clipped.tolist() == [False, False]
 
 
+def test_the_hooks_page_s_own_algorithms_keep_the_contract():
+    pytest.importorskip("torch")
+    from tests.contract.algorithm_contract import check_advantage, check_loss
+
+    text = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", text.partition("## Advantage")[2], re.MULTILINE)
+    hooks: dict = {}
+    for block in blocks[:3]:
+        exec("".join(line[4:] or "\n" for line in block.splitlines(keepends=True)), hooks)
+    check_advantage(hooks["centred_unit"])
+    check_loss(hooks["plain_reinforce"])
+    check_loss(hooks["certain"])
+
+
+def test_the_family_s_page_names_every_member_and_no_other():
+    from headway.algorithms.advantages import ADVANTAGES
+    from headway.algorithms.corrections import CORRECTIONS
+    from headway.algorithms.losses import LOSSES
+
+    text = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    for heading, registry in (("Advantages", ADVANTAGES), ("Losses", LOSSES), ("Corrections", CORRECTIONS)):
+        section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)[1:]
+        assert sorted(name for cell in cells for name in re.findall(r"`(\w+)`", cell)) == list(registry.names)
+
+
 def test_the_tour_s_simulation_runs(capsys):
     text = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
     lines = text.partition("## The simulated driver")[2].splitlines()

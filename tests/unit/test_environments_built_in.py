@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 from headway.core.events import Scored, ToolEnded
 from headway.core.protocols import Outcome
 from headway.core.records import Task
-from headway.environments.conversation import GenerationLimits
+from headway.environments.generation import GenerationLimits
 from headway.environments.python_functions import FAMILIES
 from headway.environments.registry import build
 from headway.environments.trial import try_once

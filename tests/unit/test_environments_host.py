@@ -5,12 +5,11 @@
 import asyncio
 import math
 from array import array
-from contextlib import asynccontextmanager
 
 import pytest
 from tokenizers import Tokenizer
 
-from headway.core.commands import Cancel, GrantSandbox, ReleaseSandbox, Score, StartRollout
+from headway.core.commands import Cancel, GrantSandbox, ReleaseSandbox, Score
 from headway.core.errors import EngineError, EnvironmentFault, SandboxError
 from headway.core.events import (
     RolloutEnded,
@@ -24,36 +23,14 @@ from headway.core.events import (
     ToolEnded,
     TurnEnded,
 )  # fmt: skip
-from headway.core.payload import PayloadWriter, read_payload
+from headway.core.payload import read_payload
 from headway.core.protocols import Outcome
-from headway.core.records import Message, Reward, Task
-from headway.environments.conversation import GenerationLimits
-from headway.environments.host import HostSettings, RolloutHost
+from headway.core.records import Message, Reward
+from headway.environments.generation import GenerationLimits
 from headway.renderers.chat import Renderer
-from headway.sandbox.bubblewrap import BubblewrapProvider, BubblewrapSandbox
-from headway.sandbox.settings import SandboxSettings
+from headway.sandbox.bubblewrap import BubblewrapSandbox
+from tests.unit.host_stage import TASK, opened
 from tests.unit.rollout_parts import ScriptedEngine, write_tokenizer
-
-TASK = Task("train/0", "train", 1, {})
-
-
-class Playground:
-    """An environment whose rollout and score are given functions."""
-
-    name = "playground"
-    resume = "restart"
-    needs_sandbox = True
-    stop_strings = ("\n```\n",)
-    system_prompt = None
-
-    def __init__(self, rollout=None, score=None):
-        self._rollout, self._score = rollout, score
-
-    async def rollout(self, task, chat, sandbox):
-        return await self._rollout(chat, sandbox)
-
-    async def score(self, task, outcome, sandbox):
-        return await self._score(outcome, sandbox)
 
 
 async def hello(chat, sandbox):
@@ -92,79 +69,12 @@ def engine(model_dir, renderer):
     return engine
 
 
-class Stage:
-    """A host, what it told, and a scheduler's reflexes."""
-
-    def __init__(self, host, payload_dir, provider):
-        self.host, self.payload_dir, self.provider = host, payload_dir, provider
-        self.events = []
-        self.grants = True
-        self._changed = asyncio.Event()
-
-    def told(self, event):
-        self.events.append(event)
-        self._changed.set()
-        if isinstance(event, SandboxWanted) and self.grants:
-            self.host.grant(GrantSandbox(event.rollout, event.attempt, event.sandbox))
-
-    async def until(self, kind, number=1):
-        while True:
-            found = [event for event in self.events if isinstance(event, kind)]
-            if len(found) >= number:
-                return found[number - 1]
-            self._changed.clear()
-            async with asyncio.timeout(20):
-                await self._changed.wait()
-
-    def kinds(self):
-        return [type(event).__name__ for event in self.events]
-
-    def start(self, rollout="r1", attempt=1, replica="replica-0", **changes):
-        options = {"seed": 5, "temperature": 1.0} | changes
-        command = StartRollout(
-            rollout,
-            attempt,
-            "g1",
-            TASK.id,
-            "train",
-            "policy",
-            options["seed"],
-            options["temperature"],
-            replica,
-        )
-        self.host.start(command, TASK)
-
-    async def run_and_score(self):
-        self.start()
-        ended = await self.until(RolloutEnded)
-        self.host.score(Score("r1", 1, 1, TASK.id, ended.payload), TASK)
-        return await self.until((Scored, ScoreFailed))
-
-
 @pytest.fixture
 def stage(tmp_path, engine, renderer):
-    @asynccontextmanager
-    async def opened(rollout=hello, score=one, limits=None, **settings):
-        payloads = PayloadWriter(tmp_path, "w0")
-        provider = BubblewrapProvider(SandboxSettings(directory=str(tmp_path / "sandboxes")))
-        holder = []
-        host = RolloutHost(
-            Playground(rollout, score), {"replica-0": engine}, renderer, provider, payloads, tmp_path,
-            lambda event: holder[0].told(event), limits or GenerationLimits(64, 512), "run",
-            HostSettings(**({"cancel_grace_s": 0.2} | settings)),
-        )  # fmt: skip
-        stage = Stage(host, tmp_path, provider)
-        holder.append(stage)
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-            group.create_task(host.run())
-            await asyncio.sleep(0)
-            yield stage
-            host.close()
-        payloads.close()
-        assert await provider.list({}) == []
-        assert not provider.root().exists() or list(provider.root().iterdir()) == []
+    def on(rollout=hello, score=one, limits=None, **settings):
+        return opened(tmp_path, {"replica-0": engine}, renderer, rollout, score, limits, **settings)
 
-    return opened
+    return on
 
 
 async def test_a_rollout_is_written_before_it_is_told_and_then_scored(stage, engine, renderer):
@@ -267,20 +177,12 @@ async def test_a_prompt_longer_than_the_context_names_both_lengths(stage, engine
     assert engine.requests == []
 
 
-@pytest.mark.parametrize(
-    ("finish", "owner", "cause"),
-    [
-        ("lost", "infrastructure", "engine_lost"),
-        ("aborted", "infrastructure", "engine_lost"),
-        ("rejected", "environment", "exception"),
-    ],
-)
-async def test_an_engine_that_gives_no_answer_is_told_apart(stage, engine, finish, owner, cause):
-    engine.finish_as["r1.1.0"] = (finish, "for a reason")
+async def test_an_engine_that_rejects_is_told_apart(stage, engine):
+    engine.finish_as["r1.1.0"] = ("rejected", "for a reason")
     async with stage() as s:
         s.start()
         failed = await s.until(RolloutFailed)
-    assert (failed.owner, failed.cause) == (owner, cause)
+    assert (failed.owner, failed.cause) == ("environment", "exception")
     assert "for a reason" in failed.message
     assert s.kinds() == ["TurnEnded", "RolloutFailed"]
 

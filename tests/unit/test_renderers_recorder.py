@@ -50,6 +50,14 @@ def test_separate_roots_are_separate_samples():
     assert [list(sample.token_ids) for sample in recorder.samples()] == [[1, 2], [3, 4]]
 
 
+def test_a_sample_says_which_turn_its_trainable_tokens_are_of():
+    recorder = TurnRecorder()
+    root = recorder.add(turn(-1, [1], [2, 3]))
+    recorder.add(turn(root, [4], [5]))
+    recorder.add(turn(root, [6], [7, 8, 9]))
+    assert [list(sample.turns) for sample in recorder.samples()] == [[(0, 2), (1, 1)], [(2, 3)]]
+
+
 def test_a_turn_must_fit():
     recorder = TurnRecorder()
     with pytest.raises(ValueError, match="parent 3"):

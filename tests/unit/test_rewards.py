@@ -61,3 +61,13 @@ def test_a_metric_is_checked_too_and_a_bare_number_is_no_reward():
         checked(1.0)
     reward = Reward(0.5, ("half",), {"speed": 2.0})
     assert checked(reward) is reward
+
+
+def test_rewards_of_turns_are_finite_numbers_one_for_each_answer():
+    assert checked(Reward(1.0, turns=(0.5, 1)), 2).turns == (0.5, 1)
+    assert checked(Reward(1.0), 2).turns == ()
+    with pytest.raises(RewardFault, match="one for each of the 3 answers"):
+        checked(Reward(1.0, turns=(0.5, 1.0)), 3)
+    for bad in (math.nan, "1", True):
+        with pytest.raises(RewardFault, match="rewards of turns must be finite numbers"):
+            checked(Reward(1.0, turns=(bad,)), 1)

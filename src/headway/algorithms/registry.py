@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from headway.core.errors import UserError
 from headway.core.hooks import HookError, is_own, load_function
+from headway.core.near import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -62,8 +62,8 @@ class Registry(Generic[F]):
             return self._functions[name]
         key = f"algorithm.{self._kind}"
         if name not in self._paths and not is_own(name):
-            near = difflib.get_close_matches(name, self.names, n=1)
-            hint = f"Did you mean {near[0]!r}? " if near else ""
+            near = nearest(name, self.names)
+            hint = f"Did you mean {near!r}? " if near else ""
             remedy = (
                 f"{hint}Choose one of {', '.join(self.names)}; yours is module:function or file.py:function"
             )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headway.cli.arguments import check_run, naming, run_argument
+from headway.cli.arguments import check_run, naming, overrides_argument, run_argument
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,18 +14,22 @@ if TYPE_CHECKING:
 
 @click.command("resume")
 @run_argument
-def command(run: Path) -> int:
+@overrides_argument
+def command(run: Path, overrides: tuple[str, ...]) -> int:
     r"""Go on with a run from its last checkpoint.
 
     RUN is the run's directory. Nothing that finished is lost: rollouts that were finished and not yet
-    trained are used, and the settings are those of the run.
+    trained are used. KEY=VALUE changes a setting from now on; what checkpoints and queued rollouts rest on
+    (model, environment, seed, form of the trained weights) may not change. A complete run goes on when its
+    limit is lifted.
 
     \b
-    Example:
+    Examples:
       headway resume runs/quickstart
+      headway resume runs/quickstart stop.steps=200 trainer.learning_rate=1e-4
     """
     check_run(run)
     from headway.runtime.resume import resume
 
     with naming(run):
-        return resume(run)
+        return resume(run, overrides)

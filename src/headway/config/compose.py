@@ -10,8 +10,10 @@ from headway.config.model import ModelSettings
 from headway.config.run import RunSettings
 from headway.environments.settings import EnvironmentSettings, SourceSettings
 from headway.generator.settings import GeneratorSettings
+from headway.queue.band import ConcurrencySettings
 from headway.queue.entry_settings import AcceptanceSettings, CurriculumSettings, OversamplingSettings
 from headway.queue.partial import PartialSettings
+from headway.queue.pruning_settings import PruningSettings
 from headway.queue.recovery import RecoverySettings
 from headway.queue.settings import (
     CheckpointSettings,
@@ -21,6 +23,7 @@ from headway.queue.settings import (
     StopSettings,
 )
 from headway.queue.staleness import StalenessSettings
+from headway.queue.watch import GuardSettings
 from headway.rewards.settings import RewardSettings
 from headway.sandbox.settings import SandboxSettings
 from headway.telemetry.settings import TelemetrySettings
@@ -42,6 +45,9 @@ class Config:
     oversampling: OversamplingSettings
     acceptance: AcceptanceSettings
     curriculum: CurriculumSettings
+    pruning: PruningSettings
+    concurrency: ConcurrencySettings
+    guard: GuardSettings
     staleness: StalenessSettings
     partial: PartialSettings
     recovery: RecoverySettings

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headway.config.compose import Config
 
 
-GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo")
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "maxrl", "magistral", "reinforce_pp_baseline")
 
 
 def group_estimator_needs_a_group(config: Config) -> Iterator[Clash]:
@@ -56,6 +56,21 @@ def levels_are_listed_once(config: Config) -> Iterator[Clash]:
             yield Clash((f"source.{name}.levels",), "a level may be listed once", "Remove the repetition")
 
 
+def batch_estimator_keeps_every_group(config: Config) -> Iterator[Clash]:
+    """Where rewards are compared over the batch, a group of zeros has a signal once the batch is known."""
+    if config.algorithm.advantage == "reinforce_pp" and config.queue.drop_zero_advantage:
+        rule = 'must be false when algorithm.advantage is "reinforce_pp", which compares over the batch'
+        remedy = 'Set it to false, or use "reinforce_pp_baseline"'
+        yield Clash(("queue.drop_zero_advantage", "algorithm.advantage"), rule, remedy)
+
+
+def kl_penalty_needs_a_reference(config: Config) -> Iterator[Clash]:
+    """Full fine-tuning overwrites the model that the run began from."""
+    if config.algorithm.kl_coef > 0 and config.trainer.full:
+        rule = "must be 0 when trainer.full is true: the reference is the base model under LoRA factors"
+        yield Clash(("algorithm.kl_coef", "trainer.full"), rule, "Use trainer.full = false, or kl_coef = 0")
+
+
 def periodic_evaluation_needs_tasks(config: Config) -> Iterator[Clash]:
     """An evaluation without tasks has no result."""
     if config.eval.every_steps > 0 and config.eval.num_tasks == 0:
@@ -83,13 +98,25 @@ def training_explores(config: Config) -> Iterator[Clash]:
         yield Clash(("generator.temperature",), rule, "Use 1.0; eval.temperature sets evaluation's own")
 
 
+def rollouts_may_start_on_the_newest_version(config: Config) -> Iterator[Clash]:
+    """Between two versions a rollout starts on weights that are publish_every - 1 steps old at most."""
+    bound, every = config.staleness.trajectory_bound, config.queue.publish_every
+    if 0 <= bound < every - 1:
+        rule = f"must be at least {every - 1} when queue.publish_every is {every}: nothing could start"
+        keys = ("staleness.trajectory_bound", "queue.publish_every")
+        yield Clash(keys, rule, f"Use {every - 1} or more")
+
+
 RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     environment_takes_its_arguments,
     training_samples_untruncated,
     training_explores,
     group_estimator_needs_a_group,
+    batch_estimator_keeps_every_group,
+    kl_penalty_needs_a_reference,
     periodic_evaluation_needs_tasks,
     leftovers_stay_within_the_bound,
     sources_have_a_weight,
     levels_are_listed_once,
+    rollouts_may_start_on_the_newest_version,
 )

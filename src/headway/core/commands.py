@@ -100,7 +100,8 @@ class Signal:
 
     group: str
     rewards: tuple[tuple[str, float], ...]  # (rollout, reward), in rollout order
-    num_tokens: tuple[int, ...] = ()  # sampled by each of them
+    num_tokens: tuple[int, ...] = ()  # that each rollout sampled, in the same order
+    turn_rewards: tuple[tuple[float, ...], ...] = ()  # rewards of each rollout's turns, in the same order
 
 
 class Row(NamedTuple):
@@ -112,6 +113,7 @@ class Row(NamedTuple):
     advantage: float
     weight: float = 1.0  # of its tokens in the loss, below 1 where staleness weighs it down
     masked: tuple[tuple[int, int], ...] = ()  # versions (lineage, number) whose tokens are not trained
+    turns: tuple[float, ...] = ()  # advantages of its turns, in place of `advantage`; empty for none
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,7 @@ class RolloutParked:
     spans: tuple[VersionSpan, ...]  # of all tokens sampled so far, those of the unfinished answer included
     payload: str  # what a later life can go on from, "" where the environment restarts
     cause: Literal["asked", "engine_lost"] = "asked"
+    num_unfinished_tokens: int = 0  # of the spans' end: of an answer whose TurnEnded tells them again
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,7 @@ class RolloutResumed:
     attempt: int
     replica: str  # that it asks from now on
     num_recomputed_tokens: int  # context whose KV was given up when it was parked and is computed anew
+    parked_s: float = 0.0  # that it stood still; a tool call that went on meanwhile is no part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,7 @@ class Scored:
     duration_s: float
     sandbox_start_s: float  # part of duration_s that went into starting the verifier's sandbox
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    turn_rewards: tuple[float, ...] = ()  # one for each answer of the policy, or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +267,9 @@ class GroupSignal:
     advantages: tuple[tuple[str, float], ...]  # (rollout, advantage)
     keep: bool = True  # False when the user's verdict drops the group
     reason: str = ""  # of that verdict
+    turns: tuple[
+        tuple[float, ...], ...
+    ] = ()  # advantages of each rollout's turns, in the same order, or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +333,8 @@ class SettingChanged:
     """A setting changes during the run, or between two lives of it."""
 
     key: str  # the full config key, such as queue.bound; those of other rooms are only recorded
-    value: Any  # a JSON scalar
+    value: Any  # a JSON scalar, or a list of them
+    checked: bool = False  # True when it was checked as a part of a whole config: take it as it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,38 @@ class EvalEnded:
     num_rollouts: int
     num_failed: int  # not counted in the mean
     mean_reward: float
+    pass_at_1: float = 0.0  # solved share of a task's scored rollouts, mean over tasks with a score
+    pass_at_n: float = 0.0  # share of these tasks with a solved rollout
+    n: int = 1  # rollouts asked for each task
+
+
+@dataclass(frozen=True, slots=True)
+class PruneAudited:
+    """A rollout that would have been pruned was let finish, to see whether pruning is right."""
+
+    rollout: str
+    source: str  # whose verdict it was
+    reward: float
+    would_have_been_wrong: bool  # its reward is above its group's mean
+
+
+@dataclass(frozen=True, slots=True)
+class ConcurrencyChanged:
+    """How many rollouts may be in flight at once, from now on."""
+
+    limit: int
+    reason: str  # grow, soft, hard or sandboxes, and the replica
+
+
+@dataclass(frozen=True, slots=True)
+class GuardAlarm:
+    """A number that the guard watches is out of line; written when the alarm begins."""
+
+    metric: str
+    value: float  # median of the newest steps
+    limit: float  # that it broke
+    action: str  # warn, pause, rollback or stop: what was done
+    step: int  # the first of the newest steps that is out of line
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +266,9 @@ Note = (
     | NoSignal
     | EvalStarted
     | EvalEnded
+    | PruneAudited
+    | ConcurrencyChanged
+    | GuardAlarm
     | RolledBackTo
     | VersionSuperseded
     | Ignored

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from headway.core.codec import from_plain
 from headway.core.errors import HeadwayError
-from headway.core.records import FLAGS, FLOATS, TOKENS, Stream, TrainingSample, VersionSpan
+from headway.core.records import FLAGS, FLOATS, TOKENS, Stream, TrainingSample, TurnSpan, VersionSpan
 
 
 @dataclass(slots=True)
@@ -92,6 +92,7 @@ def _encode(payload: Payload) -> bytes:
             {
                 "n": len(sample.token_ids),
                 "spans": [list(span) for span in sample.spans],
+                "turns": [list(turn) for turn in sample.turns],
                 "temperature": sample.temperature,
                 "streams": streams,
             }
@@ -131,5 +132,7 @@ def _decode(record: bytes) -> Payload:
             streams[name] = Stream(axis, dtype, tuple(shape), bytes(view[at : at + size]))
             at += size
         spans = from_plain(list[VersionSpan], entry["spans"])
-        samples.append(TrainingSample(token_ids, trainable, logprobs, spans, entry["temperature"], streams))
+        turns = from_plain(list[TurnSpan], entry["turns"])
+        temperature = entry["temperature"]
+        samples.append(TrainingSample(token_ids, trainable, logprobs, spans, temperature, streams, turns))
     return Payload(head["rollout"], head["task_id"], samples, head["outcome"], head["transcript"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from headway.core.records import FinishReason, Message, Reward, Stream, Task, VersionSpan
@@ -25,7 +26,7 @@ class Sampling:
     top_k: int = 0  # 0 is off
     stop_ids: tuple[int, ...] = ()  # ends the answer; the id itself is part of it
     stop_strings: tuple[str, ...] = ()  # ends the answer after the token that completes one
-    seed: int = 0  # with the request id it fixes the draw, whatever else is in the batch
+    seed: int = 0  # with the position in the answer it fixes each draw, whatever else is in the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ class GenerateRequest:
     policy: str
     prompt_ids: array[int]  # the whole context, [p]
     sampling: Sampling
+    num_answer_tokens: int = (
+        0  # of the prompt's end that the answer begins with: stop strings may span the seam
+    )
     priority: int = 0  # lower runs first
     streams: tuple[str, ...] = ()
 
@@ -188,12 +192,36 @@ class Guarantee:
 class SandboxProvider(Protocol):
     """Makes sandboxes."""
 
+    snapshots: bool  # whether `snapshot` and `restore` work; without them a state is rebuilt by its calls
+
     async def preflight(self) -> list[Guarantee]:
         """Say what holds here; raise SandboxUnavailableError with the remedy when nothing can run."""
         ...
 
     async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> Sandbox:
         """Create a sandbox; cancelling the call leaves nothing behind."""
+        ...
+
+    async def alive(self, sandbox_id: str) -> bool:
+        """Say whether a sandbox of this provider still has what was done in it; cheap."""
+        ...
+
+    async def snapshot(self, sandbox_id: str, path: Path) -> None:
+        """Copy a sandbox's state to a new `path` of the host, whole or not at all.
+
+        Waits for the command that runs. Raises SandboxError when it cannot be copied.
+        """
+        ...
+
+    async def restore(self, sandbox_id: str, labels: Mapping[str, str], path: Path) -> Sandbox:
+        """Create a sandbox in the state of a snapshot, which stays.
+
+        Raises SandboxError when there is no such snapshot; nothing is left behind then.
+        """
+        ...
+
+    async def discard(self, path: Path) -> None:
+        """Remove a snapshot; idempotent."""
         ...
 
     async def list(self, labels: Mapping[str, str]) -> list[str]:
@@ -227,6 +255,10 @@ class Chat(Protocol):
         `max_tokens` caps the answer below the configured limit. Raises EnvironmentFault when the
         messages do not fit the context, EngineError when the engine lost the request.
         """
+        ...
+
+    def report(self, value: float, reason: str = "") -> None:
+        """Say how the rollout goes; below 0 asks for its end (`[pruning]` decides)."""
         ...
 
 
@@ -282,16 +314,28 @@ class StepResult:
 class Trainer(Protocol):
     """The trainer as its worker process sees it. Rows are fetched by reference."""
 
-    def step(self, rows: Sequence[Row]) -> StepResult:
-        """Take one optimizer step on these rows."""
+    def step(self, rows: Sequence[Row], lr_scale: float = 1.0) -> StepResult:
+        """Take one optimizer step on these rows; `lr_scale` multiplies the learning rate."""
         ...
 
     def publish(self, lineage: int, number: int) -> tuple[str, int]:
         """Write the weights for replicas, atomically; return (manifest, bytes)."""
         ...
 
-    def save(self, step: int) -> str:
-        """Write a checkpoint, atomically; return its path."""
+    def capture(self, step: int, *, lineage: int = 0) -> Callable[[], str]:
+        """Copy what a checkpoint holds; return what writes it, atomically and in any thread, to its path."""
+        ...
+
+    def save(self, step: int, *, lineage: int = 0) -> str:
+        """Write a checkpoint, atomically, and drop the oldest; return its path."""
+        ...
+
+    def retain(self, step: int) -> None:
+        """Drop all checkpoints but the newest few up to `step`."""
+        ...
+
+    def discard_after(self, step: int) -> None:
+        """Remove the checkpoints of steps that are lost because the run goes on from `step`."""
         ...
 
     def load(self, path: str) -> None:

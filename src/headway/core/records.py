@@ -27,6 +27,13 @@ class VersionSpan(NamedTuple):
     num_tokens: int  # length of the run, tokens
 
 
+class TurnSpan(NamedTuple):
+    """The sampled tokens of one turn."""
+
+    turn: int  # index among the rollout's answers, in the order in which they were asked for
+    num_tokens: int
+
+
 def merge_spans(spans: list[VersionSpan]) -> list[VersionSpan]:
     """Join neighbours of the same version and drop empty ones; order is kept."""
     merged: list[VersionSpan] = []
@@ -98,6 +105,7 @@ class TrainingSample:
     spans: list[VersionSpan]  # versions of the trainable tokens in order
     temperature: float  # of sampling
     streams: dict[str, Stream] = field(default_factory=dict[str, Stream])
+    turns: list[TurnSpan] = field(default_factory=list[TurnSpan])  # of the trainable tokens in order
 
     @property
     def num_trainable(self) -> int:
@@ -114,6 +122,7 @@ class Reward:
     metrics: dict[str, float] = field(
         default_factory=dict[str, float]
     )  # for the report; those not finite are left out
+    turns: tuple[float, ...] = ()  # one finite reward for each answer of the policy in order, or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +130,11 @@ class Latency:
     """Where a rollout's time went, in seconds. The parts sum to the time from its start to its score.
 
     `queue_s` is waiting for a place anywhere (engine slot, sandbox grant, scorer) and the hand-over
-    between processes.
+    between processes; `parked_s` is standing still between Park and Resume.
     """
 
     queue_s: float = 0.0
+    parked_s: float = 0.0
     sandbox_start_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0

@@ -40,7 +40,7 @@ class Arithmetic:
 
     name = "arithmetic"
     settings_type = ArithmeticSettings
-    resume: Literal["replay", "snapshot", "restart"] = "restart"
+    resume: Literal["replay", "snapshot", "restart"] = "replay"
     needs_sandbox = False
     stop_strings: tuple[str, ...] = ()
     system_prompt: str | None = None

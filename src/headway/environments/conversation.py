@@ -1,37 +1,35 @@
 """A rollout's conversation with the policy: messages in, sampled ids recorded, text out.
 
-Consumes the chunks of one engine request at a time and waits for its terminal chunk, which the engine
-contract promises. Cancelling `say` aborts the request. Every sampled id goes from the chunk into the
-recorder untouched (renderers/chat.py says how the turns are joined).
+Every sampled id goes from the engine into the recorder untouched (renderers/chat.py says how the turns are
+joined). Tokens come through `generation`. `park` stops the rollout at its next token, `resume` lets it go on;
+the environment sees nothing of either: one answer is one Turn and one TurnEnded, however often it was parked.
+
+A rollout of an earlier life is `rerun`: each say is answered from the record until that ends (record.py).
 """
 
 from __future__ import annotations
 
-import contextlib
-from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headway.core.errors import EngineError, EnvironmentFault
-from headway.core.events import Event, TurnEnded
-from headway.core.protocols import Chunk, Engine, GenerateRequest, Reply, Sampling
-from headway.core.records import FLOATS, TOKENS, FinishReason, Message, Turn, VersionSpan, merge_spans
+from headway.core.events import Event, RolloutParked, RolloutResumed, TurnEnded
+from headway.core.protocols import Engine, Reply
+from headway.core.records import FinishReason, Message, Turn, merge_spans
+from headway.environments.answer import Answer
+from headway.environments.generation import Generation, GenerationLimits, ParkedBy
+from headway.environments.partial import Partial
+from headway.environments.record import Record, ReplayDivergedError, Said
 from headway.renderers.recorder import TurnRecorder
 
 if TYPE_CHECKING:
     from headway.core.commands import StartRollout
+    from headway.environments.watch import Watch
     from headway.renderers.chat import Renderer
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationLimits:
-    """What bounds one answer, and how it is drawn beyond its temperature."""
-
-    max_answer_tokens: int  # of one answer
-    max_context_tokens: int  # of a whole conversation
-    top_p: float = 1.0
-    top_k: int = 0
+async def _no_payload() -> str:
+    return ""
 
 
 class Conversation:
@@ -40,163 +38,236 @@ class Conversation:
     def __init__(
         self,
         command: StartRollout,
-        engine: Engine,
+        engines: Mapping[str, Engine],
         renderer: Renderer,
         limits: GenerationLimits,
         stop_strings: tuple[str, ...],
         system_prompt: str | None,
+        watch: Watch,
         emit: Callable[[Event], None],
     ) -> None:
         self._command = command
-        self._engine = engine
         self._renderer = renderer
         self._limits = limits
-        self._stop_strings = stop_strings
+        self._watch = watch
         self._emit = emit
         self._messages: list[Message] = []
         self._system = [] if system_prompt is None else [Message("system", system_prompt)]
-        self._running: str | None = None  # the request that an answer is awaited from
+        self._busy = False  # somebody waits for an answer
         self._closed = False
+        self._known: list[Turn] = []  # of an earlier life
+        self._carried: Answer | None = None  # the unfinished answer of an earlier life
+        self._unfinished: Answer | None = None  # the answer in progress
+        self.generation = Generation(
+            command, engines, renderer, limits, stop_strings, watch, emit, self._parked
+        )
+        self.record = Record()
         self.recorder = TurnRecorder()
         self.num_answers = 0  # that the engine ended, failed ones included
         self.truncated = False
-
-    @property
-    def session(self) -> str:
-        """The engine session that the conversation's requests share."""
-        return f"{self._command.rollout}.{self._command.attempt}"
+        self.payload: Callable[[], Awaitable[str]] = _no_payload  # writes what another life goes on from
 
     @property
     def num_turns(self) -> int:
         """Answers so far."""
         return len(self.recorder.turns)
 
+    # --- what the environment calls
+
     async def say(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
         """Append messages and let the policy answer; see `Chat`."""
         if self._closed:
             raise EnvironmentFault("a rollout that has ended cannot speak")
-        if self._running is not None:
+        if self._busy:
             raise EnvironmentFault("a conversation takes one say at a time")
         if not messages or any(message.role == "assistant" for message in messages):
             raise EnvironmentFault("say takes at least one message, and none of the assistant's")
         if not self._messages and messages[0].role != "system":
             messages = [*self._system, *messages]
-        self._running = f"{self.session}.{self.num_turns}"
+        self._busy = True
         try:
-            return await self._answer(list(messages), max_tokens)
+            return await self._said(list(messages), max_tokens)
         finally:
-            self._running = None
+            self._busy, self._unfinished = False, None
+            await self._parked("asked")
+
+    def report(self, value: float, reason: str = "") -> None:
+        """Say how the rollout goes; see `Chat`."""
+        if not (self._closed or self.record.telling):
+            self._emit(self._watch.reported(value, reason))
+
+    # --- what the host calls
+
+    def may_park(self) -> bool:
+        """Stop at the next token; return whether `park` is to follow, which tells RolloutParked."""
+        return not self._closed and self.generation.gate.ask()
+
+    async def park(self) -> None:
+        """Give the engine's memory back, now or by whoever awaits the request in flight."""
+        if not await self.generation.abort():
+            await self._parked("asked")
+
+    def resume(self, replica: str) -> None:
+        """Go on where `park` stopped; told by RolloutResumed."""
+        if not self._closed and self.generation.gate.may_open(replica):
+            self._open(replica)
+
+    def rerun(self, partial: Partial) -> None:
+        """Tell the environment what it was told in an earlier life, then go on from there."""
+        self.record, self._known, self._carried = partial.record, partial.turns, partial.unfinished
+        self.num_answers = partial.num_answers
+
+    def partial(self) -> Partial:
+        """Return what another life could go on from now."""
+        turns = self.recorder.turns if len(self.recorder.turns) >= len(self._known) else self._known
+        unfinished = self._carried or self._unfinished
+        if unfinished is not None and not unfinished.num_parts:
+            unfinished = None  # nothing of it was ever asked for
+        return Partial(self.record, turns, unfinished, self.num_answers)
 
     async def close(self) -> None:
         """End the engine's session, and the answer that is awaited, if any."""
         self._closed = True
-        with contextlib.suppress(EngineError):  # a lost engine has no sessions left to end
-            if self._running is not None:
-                await self._engine.abort([self._running])
-            await self._engine.end_session(self.session)
+        await self.generation.abort()
+        await self.generation.end_session()
 
-    async def _answer(self, messages: list[Message], max_tokens: int | None) -> Reply:
+    # --- parking
+
+    async def _parked(self, cause: ParkedBy) -> None:
+        """Park now, if that was asked for and nobody else is at it."""
+        if self._closed or not self.generation.gate.begin():
+            return
+        payload = ""
+        try:
+            await self.generation.end_session()
+            payload = await self.payload()
+        finally:
+            early = self.generation.gate.parked()
+            if not self._closed:
+                known, command = self.partial(), self._command
+                spans = [span for turn in known.turns for span in turn.spans]
+                unfinished = [] if known.unfinished is None else known.unfinished.spans
+                told = tuple(merge_spans([*spans, *unfinished]))
+                num_unfinished = sum(span.num_tokens for span in unfinished)
+                self._emit(
+                    RolloutParked(command.rollout, command.attempt, told, payload, cause, num_unfinished)
+                )
+                if early:
+                    self._open(early)
+
+    def _open(self, replica: str) -> None:
+        self.generation.replica = replica
+        known = self.partial()
+        num_tokens = sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in known.turns)
+        if known.unfinished is not None:
+            num_tokens += len(known.unfinished.prompt) + len(known.unfinished.ids)
+        parked_s = self.generation.gate.open()
+        command = self._command
+        self._emit(RolloutResumed(command.rollout, command.attempt, replica, num_tokens, parked_s))
+
+    # --- one answer
+
+    async def _said(self, messages: list[Message], cap: int | None) -> Reply:
+        known = self.record.said(messages, cap)
+        if known is not None and known.refused:
+            raise EnvironmentFault(known.refused)
+        if known is not None:
+            turn = self._known[self.num_turns]
+            return self._complete(messages, turn)
+        try:
+            self._unfinished = answer = self._begun(messages, cap)
+            finish = await self._grown(answer)
+        except ReplayDivergedError:
+            raise
+        except EnvironmentFault as fault:
+            if self.record.kept:
+                self.record.says.append(Said(messages, cap, fault.rule))
+            raise
+        if self.record.kept:
+            self.record.says.append(Said(messages, cap))
+        self._unfinished = None
+        sampled = answer.ids, answer.logprobs, answer.spans
+        turn = Turn(self.num_turns - 1, answer.prompt, *sampled, finish, self._command.temperature)
+        reply = self._complete(messages, turn)
+        for verdict in self._watch.turn_ended(self._messages, self.recorder.num_sampled_tokens):
+            self._emit(verdict)
+        return reply
+
+    def _begun(self, messages: list[Message], cap: int | None) -> Answer:
+        """Return the answer to begin, or the one that an earlier life began."""
+        if (carried := self._carried) is not None:
+            self.record.must_equal("the last say", (carried.messages, carried.cap), (messages, cap))
+            self._carried = None
+            return carried
         parent = self.num_turns - 1
-        context = self.recorder.context(parent)
         if parent < 0:
             prompt = self._renderer.first_prompt(messages)
         else:
             prompt = self._renderer.extension(self._messages, self.recorder.turns[parent].token_ids, messages)
-        context.extend(prompt)
-        room = self._limits.max_context_tokens - len(context)
+        num_context = self._num_context_tokens + len(prompt)
+        room = self._limits.max_context_tokens - num_context
         if room < 1:
             raise EnvironmentFault(
-                f"a prompt of {len(context)} tokens must leave room for an answer in a context of "
+                f"a prompt of {num_context} tokens must leave room for an answer in a context of "
                 f"{self._limits.max_context_tokens} tokens",
                 remedy="Raise the generator's max_context_tokens, or make the environment's messages shorter",
             )
+        wanted = self._limits.max_answer_tokens if cap is None else cap
+        return Answer(messages, cap, prompt, min(wanted, self._limits.max_answer_tokens, room))
+
+    async def _grown(self, answer: Answer) -> FinishReason:
+        """Let the engine answer; return why it stopped.
+
+        Raises EnvironmentFault for a rejected request, EngineError for one that is lost again and again.
+        """
+        context = self.recorder.context(self.num_turns - 1)
+        context.extend(answer.prompt)
+        num_said = self.recorder.num_sampled_tokens
+        finish, words = await self.generation.grown(answer, context, self.num_turns, num_said)
+        self._emit_turn(answer, finish)
+        if finish == "rejected":
+            raise EnvironmentFault(
+                f"the engine rejected a prompt of {len(context) + len(answer.ids)} tokens "
+                f"(context {self._limits.max_context_tokens} tokens): {words}"
+            )
+        if finish in ("lost", "aborted"):
+            raise EngineError(f"the engine ended a request as {finish}: {words or 'no reason given'}")
+        return finish
+
+    def _complete(self, messages: list[Message], turn: Turn) -> Reply:
+        """Record a turn and return it as the environment sees it."""
         for message in messages:
             self.recorder.note(message)
-        cap = self._limits.max_answer_tokens if max_tokens is None else max_tokens
-        request = self._request(context, min(cap, self._limits.max_answer_tokens, room))
-        ids, logprobs, spans, last = await self._collect(request)
-        self._emit_turn(len(context), spans, last)
-        finish = self._checked_finish(last, len(context))
-        turn = Turn(parent, prompt, ids, logprobs, spans, finish, self._command.temperature)
         self.recorder.add(turn)
-        text = self._renderer.answer_text(ids)
+        text = self._renderer.answer_text(turn.token_ids)
         answer = Message("assistant", text)
         self._messages += [*messages, answer]
-        self.recorder.note(answer, finish=finish, num_tokens=len(ids))
-        self.truncated |= finish == "length"
-        return Reply(text, finish, len(ids), room - len(ids))
-
-    def _request(self, context: array[int], max_tokens: int) -> GenerateRequest:
-        command, turn = self._command, self.num_turns
-        sampling = Sampling(
-            max_tokens=max_tokens,
-            temperature=command.temperature,
-            top_p=self._limits.top_p,
-            top_k=self._limits.top_k,
-            stop_ids=self._renderer.stop_ids,
-            stop_strings=self._stop_strings,
-            seed=(command.seed + turn * 0x9E3779B1) % 2**31,
-        )
-        return GenerateRequest(
-            f"{self.session}.{turn}", self.session, command.group, command.policy, context, sampling
+        num_tokens = len(turn.token_ids)
+        self.recorder.note(answer, finish=turn.finish, num_tokens=num_tokens)
+        self.truncated |= turn.finish == "length"
+        return Reply(
+            text, turn.finish, num_tokens, self._limits.max_context_tokens - self._num_context_tokens
         )
 
-    async def _collect(
-        self, request: GenerateRequest
-    ) -> tuple[array[int], array[float], list[VersionSpan], Chunk]:
-        ids: array[int] = array(TOKENS)
-        logprobs: array[float] = array(FLOATS)
-        spans: list[VersionSpan] = []
-        last: Chunk | None = None
-        try:
-            async for chunk in self._engine.generate(request):
-                ids.extend(chunk.token_ids)
-                logprobs.extend(chunk.logprobs)
-                spans += chunk.spans
-                if chunk.finish is not None:
-                    last = chunk
-        finally:
-            if last is None:
-                await self._engine.abort([request.request_id])
-        if last is None:
-            raise EngineError(
-                "an engine must end each request with a terminal chunk", value=request.request_id
-            )
-        if not len(ids) == len(logprobs) == sum(span.num_tokens for span in spans):
-            raise EngineError(
-                "an engine must give one log-prob and one version a token",
-                value=(len(ids), len(logprobs), sum(span.num_tokens for span in spans)),
-            )
-        return ids, logprobs, merge_spans(spans), last
+    @property
+    def _num_context_tokens(self) -> int:
+        """Tokens of the conversation so far, the unfinished answer and its prompt left out."""
+        return self.recorder.num_prompt_tokens + self.recorder.num_sampled_tokens
 
-    def _emit_turn(self, num_prompt_tokens: int, spans: list[VersionSpan], last: Chunk) -> None:
-        assert last.finish is not None
+    def _emit_turn(self, answer: Answer, finish: FinishReason) -> None:
         self._emit(
             TurnEnded(
                 rollout=self._command.rollout,
                 attempt=self._command.attempt,
                 turn=self.num_answers,
-                replica=last.replica or self._command.replica,
-                spans=tuple(spans),
-                num_prompt_tokens=num_prompt_tokens,
-                num_resident_tokens=last.num_resident_tokens,
-                waiting_s=last.waiting_s,
-                prefill_s=last.prefill_s,
-                decode_s=last.decode_s,
-                finish=last.finish,
+                replica=answer.replica or self.generation.replica,
+                spans=tuple(answer.spans),
+                num_prompt_tokens=self._num_context_tokens + len(answer.prompt),
+                num_resident_tokens=answer.num_resident_tokens,
+                waiting_s=answer.waiting_s,
+                prefill_s=answer.prefill_s,
+                decode_s=answer.decode_s,
+                finish=finish,
             )
         )
         self.num_answers += 1
-
-    def _checked_finish(self, last: Chunk, num_prompt_tokens: int) -> FinishReason:
-        if last.finish == "rejected":
-            raise EnvironmentFault(
-                f"the engine rejected a prompt of {num_prompt_tokens} tokens "
-                f"(context {self._limits.max_context_tokens} tokens): {last.message}"
-            )
-        if last.finish in ("lost", "aborted"):
-            raise EngineError(
-                f"the engine ended a request as {last.finish}: {last.message or 'no reason given'}"
-            )
-        assert last.finish is not None
-        return last.finish

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.errors import EngineError, HeadwayError, SandboxError
+from headway.environments.record import ReplayDivergedError
 
 if TYPE_CHECKING:
     from headway.core.events import Owner
@@ -24,6 +25,8 @@ def owner_and_cause(error: Exception) -> tuple[Owner, str]:
         return "infrastructure", "sandbox"
     if isinstance(error, PayloadError):
         return "infrastructure", "payload"
+    if isinstance(error, ReplayDivergedError):
+        return "environment", "replay_diverged"
     return "environment", "exception"
 
 

@@ -1,9 +1,10 @@
 """The rollout host: runs environments' coroutines and scores what they leave, one process's share of them.
 
-Consumes StartRollout, Cancel, GrantSandbox, ReleaseSandbox and Score as method calls; answers every one by
-an event through `emit`. `run` owns one TaskGroup and waits until `close`. A rollout waits for its engine
-and its sandbox; each of those waits ends by an answer or by Cancel, which the scheduler sends at its own
-deadline. A score waits at most `timeout_s`, grants for its sandbox apart.
+Consumes StartRollout, Cancel, Park, Resume, GrantSandbox, ReleaseSandbox and Score as method calls; answers
+each by an event through `emit`, but for a Park or Resume that comes too late. `run` owns one TaskGroup and
+waits until `close`. A rollout waits for its engine, its sandbox, and its Resume while it is parked; each of
+those waits ends by an answer or by Cancel, which the scheduler sends at its own deadline. A score waits at
+most `timeout_s`, grants for its sandbox apart.
 
 Invariants: the payload is on disk before RolloutEnded; an attempt ends by exactly one RolloutEnded or
 RolloutFailed of its own; an attempt that fails gives its sandbox back before it says so; a coroutine that
@@ -22,21 +23,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headway.core.clock import stopwatch
-from headway.core.errors import EngineError
 from headway.core.events import Event, RolloutEnded, RolloutFailed, SandboxLost, SandboxReleased, Scored
+from headway.core.hooks import load_function
 from headway.core.payload import PayloadWriter, read_payload
 from headway.core.protocols import Engine, Environment, Outcome, SandboxProvider
-from headway.environments.conversation import Conversation, GenerationLimits
+from headway.environments.conversation import Conversation
 from headway.environments.faults import describe_exception, owner_and_cause
 from headway.environments.lease import SandboxLease
+from headway.environments.shelf import Shelf
 from headway.environments.steps import finish_rollout, score_failed, scored
 from headway.environments.supervised import AbandonedError, OverdueError, supervise
 from headway.environments.tasks import source_of
+from headway.environments.watch import ValueHook, Watch
 from headway.rewards.check import checked
 
 if TYPE_CHECKING:
-    from headway.core.commands import Cancel, GrantSandbox, ReleaseSandbox, Score, StartRollout
+    from headway.core.commands import Cancel, GrantSandbox, Park, ReleaseSandbox, Resume, Score, StartRollout
     from headway.core.records import Task
+    from headway.environments.generation import GenerationLimits
     from headway.renderers.chat import Renderer
 
 T = TypeVar("T")
@@ -48,6 +52,10 @@ class HostSettings:
 
     score_timeout_s: float = 30.0
     cancel_grace_s: float = 2.0
+    watch_tokens: int = 0  # tokens of a rollout that VerdictGiven tells of, 0 for off
+    watch_repetition: float = 0.0  # share of repeated 4-grams likewise, 0 for off
+    repetition_window: int = 64  # newest tokens of an answer that the share is of
+    value_hook: str = ""  # function of a ValueRecord, asked at each turn's end
 
 
 @dataclass(slots=True)
@@ -55,6 +63,8 @@ class _Attempt:
     """One running attempt, or the scoring of one."""
 
     work: asyncio.Task[None] | None = None
+    chat: Conversation | None = None  # while it is a rollout
+    broken: Exception | None = None  # what parking it raised
     cancelled: str | None = None  # the scheduler's reason
     settled: bool = False  # how it ends is decided; a Cancel comes too late
     over: bool = False  # its ending was told
@@ -87,6 +97,8 @@ class RolloutHost:
         self._limits = limits
         self._run_id = run_id
         self._settings = settings or HostSettings()
+        hook = self._settings.value_hook
+        self._value_hook: ValueHook | None = load_function(hook, ["record"]) if hook else None
         self._attempts: dict[tuple[str, int], _Attempt] = {}
         self._leases: dict[str, SandboxLease] = {}
         self._closing = asyncio.Event()
@@ -136,6 +148,27 @@ class RolloutHost:
             attempt.cancelled = command.reason
             attempt.work.cancel()
 
+    def park(self, command: Park) -> None:
+        """Stop a rollout at its next token; answered by RolloutParked, or by its end, which settles it."""
+        attempt = self._attempts.get((command.rollout, command.attempt))
+        chat = None if attempt is None or attempt.settled else attempt.chat
+        if attempt is not None and chat is not None and chat.may_park():
+            self._spawn(self._park(attempt, chat))
+
+    def resume(self, command: Resume) -> None:
+        """Let a parked rollout go on; answered by RolloutResumed. Nothing else is changed by it."""
+        attempt = self._attempts.get((command.rollout, command.attempt))
+        if attempt is not None and attempt.chat is not None and not attempt.settled:
+            attempt.chat.resume(command.replica)
+
+    async def _park(self, attempt: _Attempt, chat: Conversation) -> None:
+        try:
+            await chat.park()
+        except Exception as error:  # writing what it has, say; the rollout fails of it
+            if attempt.work is not None and not attempt.settled:
+                attempt.broken = error
+                attempt.work.cancel()
+
     def grant(self, command: GrantSandbox) -> None:
         """A wanted sandbox may be created; answered by SandboxReady, SandboxLost or SandboxReleased."""
         lease = self._leases.get(command.sandbox)
@@ -162,18 +195,28 @@ class RolloutHost:
         lease = self._lease(command, attempt, f"{command.rollout}.{command.attempt}", "rollout")
         chat: Conversation | None = None
         ended: RolloutEnded | RolloutFailed | None = None
+        environment = self._environment(command)
+        kept = environment.resume
+        shelf = Shelf(command, task, self._payload_dir, self._payloads, kept, self._provider)
         try:
-            chat = self._conversation(command, attempt)
-            lease.turn = lambda: chat.num_answers - 1
-            outcome = await self._supervise(self._environment(command).rollout(task, chat, lease))
+            chat = attempt.chat = self._conversation(command, task, attempt)
+            shelf.connect(chat, lease)
+            outcome = await self._supervise(environment.rollout(task, chat, lease))
+            chat.record.must_be_told()
             ended = finish_rollout(command, task, chat, outcome, lease, self._payloads)
         except asyncio.CancelledError:
-            if attempt.cancelled is None:  # the host closes
+            if attempt.broken is not None:
+                words = describe_exception(attempt.broken)
+                ended = RolloutFailed(*_of(command), *owner_and_cause(attempt.broken), words)
+            elif attempt.cancelled is not None:
+                ended = self._cancelled(command, attempt.cancelled)
+            else:  # the host closes
                 raise
-            ended = self._cancelled(command, attempt.cancelled)
         except Exception as error:  # the environment's code may raise anything
-            words = describe_exception(error)
-            ended = RolloutFailed(*_of(command), *owner_and_cause(error), words)
+            diverged = None if chat is None else chat.record.diverged
+            cause = diverged or error  # whatever the environment made of a divergence
+            words = describe_exception(cause)
+            ended = RolloutFailed(*_of(command), *owner_and_cause(cause), words)
             if attempt.cancelled is not None:
                 ended = self._cancelled(command, f"{attempt.cancelled}; then {words}")
         finally:
@@ -183,22 +226,26 @@ class RolloutHost:
             self._tell(command, attempt, ended)
             if chat is not None:
                 await chat.close()
+            await shelf.clear()
 
     def _environment(self, command: StartRollout | Score) -> Environment:
         return self._environments[source_of(command.task_id)]
 
-    def _conversation(self, command: StartRollout, attempt: _Attempt) -> Conversation:
-        engine = self._engines.get(command.replica)
-        if engine is None:
-            raise EngineError("no such replica", value=command.replica)
+    def _conversation(self, command: StartRollout, task: Task, attempt: _Attempt) -> Conversation:
+        settings = self._settings
+        watch = Watch(command, task)
+        if command.purpose == "train":
+            watch.tokens, watch.value_hook = settings.watch_tokens, self._value_hook
+            watch.repetition, watch.window = settings.watch_repetition, settings.repetition_window
         environment = self._environment(command)
         return Conversation(
             command,
-            engine,
+            self._engines,
             self._renderer,
             self._limits,
             environment.stop_strings,
             environment.system_prompt,
+            watch,
             self._gate(attempt),
         )
 
@@ -224,10 +271,11 @@ class RolloutHost:
     async def _scored(self, command: Score, task: Task, lease: SandboxLease) -> Scored:
         began = stopwatch()
         timeout_s = self._settings.score_timeout_s
-        outcome = Outcome(read_payload(self._payload_dir, command.payload).outcome)
-        work = self._environment(command).score(task, outcome, lease)
+        payload = read_payload(self._payload_dir, command.payload)
+        num_turns = sum(len(sample.turns) for sample in payload.samples)
+        work = self._environment(command).score(task, Outcome(payload.outcome), lease)
         try:
-            reward = checked(await self._supervise(work, lambda: timeout_s + lease.waited_s))
+            reward = checked(await self._supervise(work, lambda: timeout_s + lease.waited_s), num_turns)
         except OverdueError:
             raise OverdueError("a rollout must be scored within reward.timeout_s", value=timeout_s) from None
         return scored(command, reward, stopwatch() - began - lease.waited_s, lease.start_s)

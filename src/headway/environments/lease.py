@@ -1,23 +1,32 @@
-"""A sandbox that is asked for at its first use.
+"""A sandbox that is asked for at its first use, and brought back when it is lost.
 
 Waits for GrantSandbox (the scheduler answers SandboxWanted when its quota allows, or cancels the attempt);
 its id is chosen before anything is asked or created, so that nothing can leak unnamed. Ends by `release`,
 whoever calls it: the host on ReleaseSandbox, or on the attempt's way out. Each ending that the scheduler
 granted a place for is told exactly once.
+
+With a record that is kept, every call and its result is recorded; one of an earlier life is answered from it,
+without a sandbox. At the first call beyond it, and when the sandbox is found dead (`revive`), its state
+is rebuilt in the place that was granted: from the newest snapshot, if there is one, and the recorded calls
+after it, in their order. What they return then is not compared: a command that tells the time is no fault.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
 from headway.core.events import Event, SandboxLost, SandboxReady, SandboxReleased, SandboxWanted, ToolEnded
+from headway.core.protocols import ExecResult
+from headway.environments.record import Call, Record
 
 if TYPE_CHECKING:
-    from headway.core.protocols import ExecLimits, ExecResult, Sandbox, SandboxProvider
+    from headway.core.protocols import ExecLimits, Sandbox, SandboxProvider
 
 
 class SandboxLease:
@@ -32,6 +41,7 @@ class SandboxLease:
         provider: SandboxProvider,
         run_id: str,
         emit: Callable[[Event], None],
+        record: Record | None = None,
     ) -> None:
         self._id = sandbox_id
         self._rollout = rollout
@@ -40,6 +50,8 @@ class SandboxLease:
         self._provider = provider
         self._labels = {"run": run_id, "rollout": rollout}
         self._emit = emit
+        self.record = record or Record()
+        self._calling = 0  # calls in progress
         self._lock = asyncio.Lock()
         self._decided = asyncio.Event()  # granted or released
         self._inner: Sandbox | None = None
@@ -98,41 +110,129 @@ class SandboxLease:
         limits: ExecLimits | None = None,
     ) -> ExecResult:
         """Run a command; see `Sandbox`."""
-        sandbox = await self._ready()
-        began = stopwatch()
-        cause = "infra"
-        try:
-            result = await sandbox.exec(argv, stdin=stdin, env=env, limits=limits)
-            cause = result.cause
-        finally:
-            call = self.num_execs
-            self.num_execs += 1
-            if self._purpose == "rollout":
-                spent_s = stopwatch() - began
-                self._emit(ToolEnded(self._rollout, self._attempt, self.turn(), call, spent_s, cause))
-        if result.cause == "infra":
-            raise SandboxError(f"the sandbox failed: {result.stderr.strip()[:200] or 'no reason given'}")
-        return result
+        return await self._call(Call.exec(argv, stdin, env, limits), self._timed_exec)
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file; see `Sandbox`."""
-        await (await self._ready()).write(path, data)
+        await self._call(Call.write(path, data), Call.run)
 
     async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         """Read a file; see `Sandbox`."""
-        return await (await self._ready()).read(path, max_bytes)
+        return await self._call(Call.read(path, max_bytes), Call.run)
+
+    async def _call(self, call: Call, run: Callable[[Call, Sandbox], Awaitable[Any]]) -> Any:
+        """Answer from the record, or do it and record it."""
+        known = self.record.called(call)
+        if known is not None:
+            self.num_execs += known.op == "exec"
+            return known.answer()
+        sandbox = await self._ready()
+        self._calling += 1
+        try:
+            value = await run(call, sandbox)
+        except SandboxError as error:
+            if self.record.kept:
+                call.failed = error.rule
+                self.record.calls.append(call)
+            raise
+        finally:
+            self._calling -= 1
+        if self.record.kept:
+            call.answered(value)
+            self.record.calls.append(call)
+        return value
+
+    async def _timed_exec(self, call: Call, sandbox: Sandbox) -> ExecResult:
+        began = stopwatch()
+        cause = "infra"
+        try:
+            result: ExecResult = await call.run(sandbox)
+            cause = result.cause
+        finally:
+            number = self.num_execs
+            self.num_execs += 1
+            if self._purpose == "rollout":
+                spent_s = stopwatch() - began
+                self._emit(ToolEnded(self._rollout, self._attempt, self.turn(), number, spent_s, cause))
+        if result.cause == "infra":
+            raise SandboxError(f"the sandbox failed: {result.stderr.strip()[:200] or 'no reason given'}")
+        return result
 
     async def terminate(self) -> None:
         """End the sandbox; see `Sandbox`."""
         await self.release()
 
+    async def revive(self) -> None:
+        """Make sure that what was done in the sandbox is there before the policy goes on.
+
+        Raises SandboxError when it is lost and no record is kept to rebuild it from.
+        """
+        async with self._lock:
+            if self._inner is None or self._state == "released" or await self._provider.alive(self._id):
+                return
+            if self.record.kept:
+                began = stopwatch()
+                await self._inner.terminate()
+                self._inner = None
+                self._inner = await self._built()
+                spent_s = stopwatch() - began
+                self.start_s += spent_s
+                self._emit(SandboxReady(self._rollout, self._attempt, self._id, spent_s))
+                return
+            self._inner, self._state = None, "released"
+            cause = "what was done in the sandbox is gone"
+            self._emit(SandboxLost(self._rollout, self._attempt, self._id, cause))
+            raise SandboxError(
+                f"the sandbox was lost: {cause}",
+                value=self._id,
+                remedy='An environment that declares resume = "replay" or "snapshot" gets it rebuilt',
+            )
+
+    async def snapshot(self, path: Path) -> bool:
+        """Copy the sandbox's state to `path` and let the record name it; return whether that was done.
+
+        Not while a call is in progress, which would be in it by half.
+        """
+        if self._inner is None or self._calling or not self._provider.snapshots:
+            return False
+        num_calls = len(self.record.calls)
+        await self._provider.snapshot(self._id, path)
+        self.record.snapshot, self.record.num_calls_in_snapshot = str(path), num_calls
+        return True
+
     async def _ready(self) -> Sandbox:
+        await self.revive()
         async with self._lock:
             self._check()
             if self._inner is None:
                 await self._create()
             assert self._inner is not None
             return self._inner
+
+    async def _built(self) -> Sandbox:
+        """Create the sandbox and bring it to the state that the record tells of."""
+        record, sandbox = self.record, None
+        first = record.num_calls_in_snapshot
+        if record.snapshot and self._provider.snapshots:
+            # Without its snapshot (a later one took its place) the whole record gives the same state.
+            with contextlib.suppress(SandboxError):
+                sandbox = await self._provider.restore(self._id, self._labels, Path(record.snapshot))
+        if sandbox is None:
+            sandbox, first = await self._provider.create(self._id, self._labels), 0
+        try:
+            for call in record.calls[first:]:
+                try:
+                    value = await call.run(sandbox)
+                except SandboxError:
+                    if not call.failed:
+                        raise
+                else:
+                    if isinstance(value, ExecResult) and value.cause == "infra" and not call.failed:
+                        raise SandboxError(f"a lost sandbox could not be rebuilt: {value.stderr[:200]}")
+        except BaseException:
+            await sandbox.terminate()
+            raise
+        return sandbox
 
     async def _create(self) -> None:
         if self._state == "unused":
@@ -146,7 +246,7 @@ class SandboxLease:
         self._check()
         began = stopwatch()
         try:
-            sandbox = await self._provider.create(self._id, self._labels)
+            sandbox = await self._built()
         except SandboxError as error:
             self._state = "released"
             self._emit(SandboxLost(self._rollout, self._attempt, self._id, error.rule))

@@ -72,7 +72,7 @@ class PythonCode:
 
     name = "python-code"
     settings_type = PythonCodeSettings
-    resume: Literal["replay", "snapshot", "restart"] = "restart"
+    resume: Literal["replay", "snapshot", "restart"] = "replay"
     needs_sandbox = True
     stop_strings: tuple[str, ...] = ("\n```\n",)  # the closing fence
     system_prompt: str | None = None

@@ -70,6 +70,7 @@ def scored(command: Score, reward: Reward, duration_s: float, sandbox_start_s: f
         duration_s=duration_s,
         sandbox_start_s=sandbox_start_s,
         metrics=finite_only(reward.metrics),
+        turn_rewards=tuple(map(float, reward.turns)),
     )
 
 

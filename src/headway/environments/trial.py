@@ -1,7 +1,8 @@
 """One rollout outside a run, for `headway env try` and for people who write environments.
 
-Consumes the host's events and answers them as the scheduler would: grants every sandbox, scores what ended,
-releases what is left. Waits for the score or the failure; `timeout_s` bounds the whole.
+Consumes the host's events and answers them as the scheduler would: grants every sandbox, resumes what the
+engine lost, scores what ended, releases what is left. Waits for the score or the failure; `timeout_s` bounds
+the whole.
 """
 
 from __future__ import annotations
@@ -12,9 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.core.commands import GrantSandbox, ReleaseSandbox, Score, StartRollout
+from headway.core.commands import GrantSandbox, ReleaseSandbox, Resume, Score, StartRollout
 from headway.core.errors import DeadlineError
-from headway.core.events import Event, RolloutEnded, RolloutFailed, SandboxWanted, Scored, ScoreFailed
+from headway.core.events import (
+    Event,
+    RolloutEnded,
+    RolloutFailed,
+    RolloutParked,
+    SandboxWanted,
+    Scored,
+    ScoreFailed,
+)
 from headway.core.payload import PayloadWriter, read_payload
 from headway.core.records import Task
 from headway.environments.host import HostSettings, RolloutHost
@@ -22,7 +31,7 @@ from headway.renderers.recorder import Piece, pieces
 
 if TYPE_CHECKING:
     from headway.core.protocols import Engine, Environment, SandboxProvider
-    from headway.environments.conversation import GenerationLimits
+    from headway.environments.generation import GenerationLimits
     from headway.renderers.chat import Renderer
 
 _ROLLOUT, _REPLICA = "try", "engine"
@@ -102,6 +111,8 @@ async def _follow(host: RolloutHost, task: Task, events: asyncio.Queue[Event]) -
         seen.append(event)
         if isinstance(event, SandboxWanted):
             host.grant(GrantSandbox(event.rollout, event.attempt, event.sandbox))
+        elif isinstance(event, RolloutParked):  # its request was lost
+            host.resume(Resume(_ROLLOUT, 1, _REPLICA))
         elif isinstance(event, RolloutEnded):
             wanted = [item.sandbox for item in seen if isinstance(item, SandboxWanted)]
             for sandbox in wanted:

@@ -47,7 +47,6 @@ class EmbeddedEngine:
             names them. Called in a thread of its own.
         lineage: of the weights at the start.
         number: of the weights at the start.
-        chunk_tokens: send a chunk every so many tokens; 0 sends the terminal chunk only.
 
     Raises ModelError when the model is not one that the decoder computes.
     """
@@ -63,7 +62,6 @@ class EmbeddedEngine:
         read_weights: ReadWeights,
         lineage: int = 0,
         number: int = 0,
-        chunk_tokens: int = 0,
     ) -> None:
         self._shape = decoder_shape(config)
         context = settings.max_context_tokens
@@ -89,7 +87,7 @@ class EmbeddedEngine:
             Decoder(self._shape, self._newest, context),
             cache,
             Slots(cache, num_slots),
-            LoopLimits(settings.max_running, settings.prefill_chunk_tokens, chunk_tokens),
+            LoopLimits(settings.max_running, settings.prefill_chunk_tokens, settings.chunk_tokens),
             replica,
             lineage,
             number,
@@ -201,6 +199,8 @@ class EmbeddedEngine:
             return f"max_tokens must be at least 1, not {sampling.max_tokens}"
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._shape.vocab:
             return f"the prompt has a token id outside the vocabulary of {self._shape.vocab}"
+        if not 0 <= request.num_answer_tokens < len(request.prompt_ids):
+            return f"the answer cannot begin with {request.num_answer_tokens} tokens of its prompt"
         if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
             return f"temperature, top_p or top_k is out of range: {sampling}"
         if sampling.stop_strings and self._decode_text is None:

@@ -46,7 +46,7 @@ class Live:
         """Take in a request."""
         sampling = request.sampling
         tokens = array(TOKENS, request.prompt_ids)
-        key = draw_key(sampling.seed, request.request_id)
+        key = draw_key(sampling.seed)
         return Live(request, room, send, tokens, _key=key, _since=stopwatch())
 
     @property
@@ -63,7 +63,7 @@ class Live:
     def draw(self) -> Draw:
         """Return how the next token is drawn."""
         sampling = self.request.sampling
-        at = uniform(self._key, self.num_answer)
+        at = uniform(self._key, self.request.num_answer_tokens + self.num_answer)
         return Draw(sampling.temperature, sampling.top_p, sampling.top_k, at)
 
     def enter(self, phase: Phase, now: float) -> None:
@@ -88,7 +88,8 @@ class Live:
         if sampling.stop_strings and decode_text is not None:
             # A string that the newest token completes lies within as many tokens as it has bytes.
             width = max(len(text.encode()) for text in sampling.stop_strings) + _STOP_SLACK
-            tail = decode_text(self.tokens[-min(width, self.num_answer) :])
+            known = self.num_answer + self.request.num_answer_tokens
+            tail = decode_text(self.tokens[-min(width, known) :])
             if any(text in tail for text in sampling.stop_strings):
                 return "stop"
         return "length" if self.num_answer >= self.room else None

@@ -1,7 +1,7 @@
 """Drawing tokens, and the log-probs of what was drawn.
 
-Each draw is a function of the request's seed and id and of the position in its answer alone: nothing that
-shares the batch can change it (beyond rounding in the logits).
+Each draw is a function of the request's seed and of the position in its answer alone: nothing that shares the
+batch can change it (beyond rounding in the logits), and a request that is made again draws the same.
 
 Log-probs are of the distribution that was drawn from: log_softmax(logits / temperature), and after top-k and
 top-p renormalised over what they keep. Greedy draws (temperature 0) report log_softmax(logits).
@@ -33,9 +33,9 @@ class Draw(NamedTuple):
     uniform: float  # in (0, 1)
 
 
-def draw_key(seed: int, request_id: str) -> int:
+def draw_key(seed: int) -> int:
     """Return the 64-bit key of a request's draws."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{request_id}".encode(), digest_size=8).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=8).digest(), "big")
 
 
 def uniform(key: int, position: int) -> float:

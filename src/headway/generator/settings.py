@@ -27,6 +27,12 @@ class GeneratorSettings:
         "prefill of every running context, keep goes on at once with KV of the old weights.",
     )
     prefill_chunk_tokens: int = setting(512, "Prompt tokens computed between two decode steps at most.", ge=1)
+    chunk_tokens: int = setting(
+        32,
+        "Tokens of an answer that are handed on at once. They survive the generator's death, and pruning "
+        "sees them; 0 hands on whole answers only.",
+        ge=0,
+    )
 
     def problems(self) -> list[Problem]:
         """Return the rules between these settings that do not hold."""

@@ -166,7 +166,7 @@ class SimulatedDriver:
             replica = SimReplica(name, self.sim.max_running, [(0.0, self.lineage, 0)])
             self.rollouts.replicas[name] = replica
             self.later(self.sim.start_s, ReplicaJoined(name, 0, self.lineage, 0, self.sim.max_running))
-            self._let_die(replica)
+            self.at(self.sim.start_s, lambda replica=replica: self._let_die(replica))
 
     # --- commands
 
@@ -260,7 +260,7 @@ class SimulatedDriver:
             )
             self.rollouts.replicas[command.worker] = replica
             self.feed(ReplicaJoined(command.worker, command.epoch, self.lineage, 0, self.sim.max_running))
-            self._let_die(replica)
+            self.at(self.sim.start_s, lambda replica=replica: self._let_die(replica))
 
         self.at(self.sim.start_s, join)
 

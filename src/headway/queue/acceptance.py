@@ -23,6 +23,7 @@ _WORDS = {
     "zero_advantage": "zero advantage",
     "band": "solve rate outside the band",
     "verdict": "by acceptance.verdict",
+    "pruned": "with too few rollouts left after pruning",
 }
 _REMEDIES = {
     "zero_advantage": "The tasks are too easy or too hard for this model: change their difficulty "
@@ -30,6 +31,7 @@ _REMEDIES = {
     "band": "Widen acceptance.band_low and acceptance.band_high, or change the difficulty of the tasks "
     "(environment.args, [curriculum])",
     "verdict": "Your acceptance.verdict keeps next to nothing",
+    "pruned": "Prune less: see the settings of [pruning]",
 }
 
 

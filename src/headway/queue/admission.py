@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.commands import RequestTask, StartRollout
-from headway.queue import choice
+from headway.queue import choice, concurrency
 from headway.queue.context import Context, rollout_seed
 from headway.queue.staleness import age
 from headway.queue.state import GroupState, RolloutState
@@ -37,7 +37,7 @@ def admit(ctx: Context) -> None:
         return
     index = ctx.index
     ahead = ghosts(ctx) + index.num_admitted - index.num_late + len(index.train["queued"])
-    ahead = max(0, ahead - ctx.settings.oversampling.groups_extra)
+    ahead -= ctx.settings.oversampling.groups_extra
     size = choice.largest_group(ctx)
     running = index.num_running + len(index.train["requested"]) * size
     busy = 1 if state.trainer == "training" else 0
@@ -46,17 +46,21 @@ def admit(ctx: Context) -> None:
         return
     applied = state.step - max(ages)
     last_step = ctx.settings.stop.steps
+    room = concurrency.room(ctx)
     while True:
         step = (
-            state.step + busy + ahead // queue.batch_groups
+            state.step + busy + max(0, ahead) // queue.batch_groups
         )  # the version that this group's step trains from
-        if step - applied > queue.max_depth or (last_step and step >= last_step):
+        if step - applied > ctx.settings.depth or (last_step and step >= last_step):
+            return
+        if room is not None and room < size and ctx.index.busy:
             return
         if queue.max_running_rollouts and running + size > queue.max_running_rollouts and running:
             return
         request_group(ctx, "train", choice.choose(ctx))
         ahead += 1
         running += size
+        room = None if room is None else room - size
 
 
 def request_group(ctx: Context, purpose: Purpose, what: choice.Choice) -> None:
@@ -101,7 +105,7 @@ def start_group(ctx: Context, group: GroupState, task_id: str, level: int) -> No
     if group.rollouts:
         ctx.move(group, "running")
         return
-    size = 1
+    size = ctx.settings.eval.rollouts_per_task
     if group.purpose == "train":
         group.target = choice.group_size(ctx, group)
         size = group.target + ctx.settings.oversampling.rollouts_extra
@@ -119,6 +123,7 @@ def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState, partia
     """
     rollout.pending, rollout.started_s, rollout.partial = "", ctx.now, partial
     rollout.num_turns, rollout.num_calls, rollout.last_sign = 0, 0, "its start"
+    rollout.pruned = rollout.audited = ""
     if not partial:
         rollout.num_tokens, rollout.spans, rollout.environment_age = 0, [], 0
         rollout.resumed_at = rollout.newest_turn = rollout.shaped_by = None

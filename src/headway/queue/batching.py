@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Row, Train
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
-from headway.queue import acceptance, oversampling
+from headway.queue import acceptance, guard, oversampling
 from headway.queue.admission import ghosts
 from headway.queue.partial import park_stragglers
 from headway.queue.staleness import age, drop_stale, masked_versions, weight
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def release(ctx: Context) -> None:
     """Hand a batch to the idle trainer when one is ready."""
     state, queue = ctx.state, ctx.settings.queue
-    if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined:
+    if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined or guard.paused(ctx):
         return
     drop_stale(ctx)
     queued = ctx.index.train["queued"]
@@ -98,6 +98,7 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
                     rollout.advantage,
                     weight(ctx.settings, oldest_age),
                     masked,
+                    rollout.turn_advantages,
                 )
             )
     left = len(queued) - len(batch)
@@ -123,7 +124,7 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
     state.next_batch += 1
     state.trainer = "training"
     _begin_window(ctx)
-    state.empty_batches = 0
+    state.stale_groups = state.empty_batches = 0
 
 
 def _begin_window(ctx: Context) -> None:
@@ -137,7 +138,7 @@ def step_ended(ctx: Context, event: StepEnded) -> None:
     ctx.met("train")
     ctx.state.step = event.step
     ctx.state.trainer = "idle"
-    for group in sorted(ctx.index.train["training"].values(), key=lambda group: group.id):
+    for group in ctx.index.on("training"):
         ctx.move(group, "trained")
         for rollout in group.rollouts:
             ctx.settle(rollout, "trained")

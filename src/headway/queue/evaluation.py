@@ -1,4 +1,7 @@
-"""Evaluation on held-out tasks: one version, all tasks, one mean. It never goes stale."""
+"""Evaluation on held-out tasks: one version, all tasks, n rollouts of each. It never goes stale.
+
+Its rollouts take at most a set share of the generators' slots; the tasks beyond it wait in line.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,27 @@ def begin(ctx: Context) -> None:
         return
     state.eval = EvalState(state.lineage, number, ctx.settings.eval.num_tasks)
     ctx.note(EvalStarted(state.lineage, number, ctx.settings.eval.num_tasks))
-    for index in range(ctx.settings.eval.num_tasks):
-        request_group(ctx, "eval", Choice(index=index))
+
+
+def fill(ctx: Context) -> None:
+    """Ask for the next tasks of the evaluation, as far as its share of the generators allows."""
+    state, settings = ctx.state, ctx.settings.eval
+    evaluation = state.eval
+    if evaluation is None or evaluation.num_requested >= evaluation.num_tasks:
+        return
+    most = evaluation.num_tasks
+    if settings.max_share < 1.0 and state.phase == "running":
+        slots = sum(replica.max_running for replica in state.replicas.values())
+        most = max(1, int(settings.max_share * slots) // settings.rollouts_per_task)
+    while evaluation.num_requested < evaluation.num_tasks and ctx.index.num_eval_groups < most:
+        evaluation.num_requested += 1
+        request_group(ctx, "eval", Choice(index=evaluation.num_requested - 1))
+
+
+def exhausted(ctx: Context) -> None:
+    """There are fewer tasks than asked for."""
+    if ctx.state.eval is not None:
+        ctx.state.eval.num_tasks = ctx.state.eval.num_requested
 
 
 def abandon(ctx: Context, reason: str) -> None:
@@ -52,13 +74,13 @@ def abandon(ctx: Context, reason: str) -> None:
     state = ctx.state
     if state.eval is None:
         return
-    for shelf in list(ctx.index.evals.values()):
-        for group in sorted(shelf.values(), key=lambda group: group.id):
-            for rollout in group.rollouts:
-                cancel(ctx, rollout, "stopped")
-                sandboxes.release_all(ctx, rollout)
-                ctx.settle(rollout, "stopped", reason)
-            ctx.drop_group(group)
+    groups = [group for shelf in ctx.index.evals.values() for group in shelf.values()]
+    for group in sorted(groups, key=lambda group: group.id):
+        for rollout in group.rollouts:
+            cancel(ctx, rollout, "stopped")
+            sandboxes.release_all(ctx, rollout)
+            ctx.settle(rollout, "stopped", reason)
+        ctx.drop_group(group)
     state.eval = None
     due(ctx)
 
@@ -67,7 +89,7 @@ def end(ctx: Context) -> None:
     """Close the evaluation when its last rollout is settled."""
     state = ctx.state
     evaluation = state.eval
-    if evaluation is None or ctx.index.num_eval_groups:
+    if evaluation is None or ctx.index.num_eval_groups or evaluation.num_requested < evaluation.num_tasks:
         return
     rewards = evaluation.rewards
     state.evaluated, state.eval = evaluation.number, None
@@ -82,5 +104,8 @@ def end(ctx: Context) -> None:
             len(rewards),
             evaluation.num_failed,
             sum(rewards) / len(rewards) if rewards else 0.0,
+            evaluation.sum_solved / max(1, evaluation.num_scored_tasks),
+            evaluation.num_solved_tasks / max(1, evaluation.num_scored_tasks),
+            ctx.settings.eval.rollouts_per_task,
         )
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Signal
 from headway.core.notes import GroupSettled, Refilled
-from headway.queue import acceptance, choice, oversampling
+from headway.queue import acceptance, choice, oversampling, pruning
 from headway.queue.rollouts import fate_of_loss
 from headway.queue.staleness import judge_queued
 from headway.queue.state import CARRIED, GroupState
@@ -27,7 +27,7 @@ def settle_complete(ctx: Context) -> None:
     """
     state = ctx.state
     kept = state.restart_due or (state.phase == "stopping" and state.outcome in CARRIED)
-    for group in list(ctx.index.complete.values()):
+    for group in ctx.index.done():
         if group.purpose == "eval":
             _settle_eval(ctx, group)
         elif group.leaving:
@@ -41,6 +41,12 @@ def settle_complete(ctx: Context) -> None:
 
 def _settle_eval(ctx: Context, group: GroupState) -> None:
     evaluation = ctx.state.eval
+    scored = [r for r in group.rollouts if r.station == "scored"]
+    if evaluation is not None and scored:
+        solved = sum(r.reward >= ctx.settings.solved_reward for r in scored)
+        evaluation.num_scored_tasks += 1
+        evaluation.sum_solved += solved / len(scored)
+        evaluation.num_solved_tasks += solved > 0
     for rollout in group.rollouts:
         if rollout.station == "scored":
             ctx.settle(rollout, "evaluated")
@@ -58,13 +64,16 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
     state, queue = ctx.state, ctx.settings.queue
     scored = [r for r in group.rollouts if r.station == "scored"]
     target = group.target or len(group.rollouts)
-    whole = len(scored) >= target
+    full = len(scored) >= target
     for rollout in group.rollouts:
         if rollout.station == "lost":
-            oversampling.settle_lost(ctx, rollout, oversampled=whole and target < len(group.rollouts))
+            oversampling.settle_lost(ctx, rollout, oversampled=full and target < len(group.rollouts))
     for rollout in scored[target:]:
         ctx.settle(rollout, "cancelled", oversampling.REASON)
     late = [r for r in group.rollouts if r.station not in ("scored", "lost")]
+    pruning.report_audits(ctx, scored)
+    num_pruned = sum(r.station == "lost" and r.owner == "pruned" for r in group.rollouts)
+    whole = len(scored) >= min(target, len(group.rollouts) - num_pruned)
     scored = scored[:target]
     if state.phase == "stopping":
         for rollout in scored:
@@ -72,7 +81,8 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
         ctx.drop_group(group)
         return
     stale = any(r.owner == "stale" for r in group.rollouts if r.station == "lost")
-    if not whole and (stale or queue.on_failed_rollout == "void" or len(scored) < min(2, target)):
+    few = len(scored) < min(2, target)
+    if not full and (stale or few or (not whole and queue.on_failed_rollout == "void")):
         for rollout in scored:
             ctx.settle(
                 rollout, "voided", "a member of its group was stale" if stale else "its group lost a member"
@@ -80,23 +90,31 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
         ctx.index.shrink(group, scored)
         _note_settled(ctx, group, "voided")
         ctx.drop_group(group)
-        state.failed_groups += not stale
+        state.stale_groups += stale
+        if whole:
+            _no_signal(ctx, group, "pruned")
+        else:
+            state.failed_groups += not stale
         return
     state.failed_groups = 0
     choice.settled(ctx, group, scored)
     oversampling.split(ctx, group, scored, late)
     ctx.move(group, "signalling")
-    ctx.ask(Signal(group.id, tuple((r.id, r.reward) for r in scored), tuple(r.num_tokens for r in scored)))
+    rewards = tuple((r.id, r.reward) for r in scored)
+    turns = tuple(r.turn_rewards for r in scored)
+    ctx.ask(Signal(group.id, rewards, tuple(r.num_tokens for r in scored), turns if any(turns) else ()))
     ctx.expect(f"signal:{group.id}", ctx.settings.deadlines.signal_s)
 
 
 def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
     """Advantages are here: queue the group or filter it."""
     ctx.met(f"signal:{group.id}")
-    queue = ctx.settings.queue
     advantages = dict(event.advantages)
     for rollout in group.rollouts:
         rollout.advantage = advantages[rollout.id]
+    turns = {name: values for (name, _), values in zip(event.advantages, event.turns, strict=False)}
+    for rollout in group.rollouts:
+        rollout.turn_advantages = turns.get(rollout.id, ())
     if ctx.state.phase == "stopping" and ctx.state.outcome not in CARRIED:
         for rollout in group.rollouts:
             ctx.settle(rollout, "unused")
@@ -108,18 +126,23 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
         _note_settled(ctx, group, "filtered", reason)
         ctx.drop_group(group)
         choice.dropped(ctx, group)
-        reasons = ctx.state.filtered_reasons
-        reasons[reason] = reasons.get(reason, 0) + 1
-        ctx.state.filtered_groups += 1
-        budget = queue.max_refill_batches * queue.batch_groups
-        if ctx.state.filtered_groups <= budget:
-            ctx.note(Refilled(group.id, ctx.state.filtered_groups, budget))
+        _no_signal(ctx, group, reason)
     else:
         ctx.move(group, "queued")
         for rollout in group.rollouts:
             ctx.place(group, rollout, "queued")
         _note_settled(ctx, group, "queued")
         judge_queued(ctx, group)
+
+
+def _no_signal(ctx: Context, group: GroupState, reason: str) -> None:
+    """A group was dropped for lack of signal: its place is filled again, within the budget."""
+    queue, reasons = ctx.settings.queue, ctx.state.filtered_reasons
+    reasons[reason] = reasons.get(reason, 0) + 1
+    ctx.state.filtered_groups += 1
+    budget = queue.max_refill_batches * queue.batch_groups
+    if ctx.state.filtered_groups <= budget:
+        ctx.note(Refilled(group.id, ctx.state.filtered_groups, budget))
 
 
 def _note_settled(ctx: Context, group: GroupState, fate: str, reason: str = "") -> None:

@@ -43,6 +43,7 @@ class Index:
         self.met: dict[str, GroupState] = {}  # running, and as many scored as it needs, but not complete
         self.parked: dict[str, RolloutState] = {}  # rollouts that hold no engine memory
         self.num_running = 0  # train rollouts at station running
+        self.busy: dict[str, int] = {}  # rollouts at station running, of any purpose, by replica
         self.load: dict[str, int] = {}  # rollouts of running groups, by replica
         self._loaded: dict[str, tuple[str, int]] = {}
         self.num_late = 0  # of the admitted train groups, those that partial rollouts set aside
@@ -92,15 +93,23 @@ class Index:
 
     def reassign(self, group: GroupState, replica: str) -> None:
         """Send a group's further requests to another replica."""
-        self._unshelve(group)
+        self.remove(group)
         group.replica = replica
-        self._shelve(group)
+        self.add(group)
 
     def shrink(self, group: GroupState, kept: list[RolloutState]) -> None:
         """Leave a group only these of its rollouts."""
         self.remove(group)
         group.rollouts = kept
         self.add(group)
+
+    def on(self, shelf: Shelf) -> list[GroupState]:
+        """Return the train groups on a shelf, by id: the order must not depend on how the index was built."""
+        return sorted(self.train[shelf].values(), key=lambda group: group.id)
+
+    def done(self) -> list[GroupState]:
+        """Return the running groups whose rollouts are all scored or lost, by id."""
+        return sorted(self.complete.values(), key=lambda group: group.id)
 
     @property
     def num_eval_groups(self) -> int:
@@ -152,6 +161,10 @@ class Index:
             self.met[group.id] = group
 
     def _count(self, group: GroupState, rollout: RolloutState, sign: int) -> None:
+        if rollout.station == "running":
+            self.busy[group.replica] = self.busy.get(group.replica, 0) + sign
+            if not self.busy[group.replica]:
+                del self.busy[group.replica]
         if rollout.station == "running" and group.purpose == "train":
             self.num_running += sign
         elif rollout.station == "parked":

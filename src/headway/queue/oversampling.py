@@ -20,8 +20,6 @@ from headway.queue import partial, rollouts, staleness
 from headway.queue.state import ACTIVE, GroupState, RolloutState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from headway.queue.context import Context
 
 REASON = "oversampled"
@@ -50,10 +48,10 @@ def batch_met(ctx: Context) -> None:
     if not rule.groups_extra or rule.when_met == "finish":
         return
     ages = [staleness.age(state, r.lineage, r.number) for r in state.replicas.values() if r.usable]
-    allowed = max(0, queue.max_depth - max(ages, default=0)) * queue.batch_groups
-    queued = index.train["queued"]
+    allowed = max(0, ctx.settings.depth - max(ages, default=0)) * queue.batch_groups
+    queued = index.on("queued")
     surplus = min(rule.groups_extra, index.num_admitted - index.num_late + len(queued) - allowed)
-    going = [group for group in _oldest_first(index.train["running"]) if not group.late]
+    going = [group for group in index.on("running") if not group.late]
     for group in going[: max(0, surplus)]:
         if rule.when_met == "park":
             _park(ctx, group)
@@ -61,7 +59,7 @@ def batch_met(ctx: Context) -> None:
             leave(ctx, group)
             surplus -= 1
     if rule.when_met == "cancel":
-        for group in _oldest_first(queued)[: max(0, surplus)]:
+        for group in queued[: max(0, surplus)]:
             _end_unless_usable(ctx, group)
 
 
@@ -90,12 +88,7 @@ def settle_lost(ctx: Context, rollout: RolloutState, *, oversampled: bool) -> No
     if oversampled and rollout.owner in ("scheduler", "cancelled"):
         ctx.settle(rollout, "cancelled", REASON)
     else:
-        ctx.settle(rollout, rollouts.fate_of_loss(rollout), "lost")
-
-
-def _oldest_first(groups: Mapping[str, GroupState]) -> list[GroupState]:
-    """Ids are given in order; the index's own order is not the same after a restore."""
-    return sorted(groups.values(), key=lambda group: group.id)
+        ctx.settle(rollout, rollouts.fate_of_loss(rollout), rollout.pruned or "lost")
 
 
 def _new_group(ctx: Context, group: GroupState, late: list[RolloutState]) -> GroupState:

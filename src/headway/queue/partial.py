@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Literal
 from headway.core.commands import Park, Resume
 from headway.core.records import merge_spans
 from headway.core.settings import setting
-from headway.queue import rollouts, staleness
+from headway.queue import concurrency, rollouts, staleness
 from headway.queue.admission import start_attempt
 
 if TYPE_CHECKING:
     from headway.core.events import RolloutParked, RolloutResumed
     from headway.queue.context import Context
     from headway.queue.state import GroupState, RolloutState
+
+_MAX_LOSSES = 5  # engines that a rollout may lose in one answer before it counts as failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def park_stragglers(ctx: Context, moment: Literal["batch", "update"]) -> None:
         return
     limit = rule.max_late_batches * ctx.settings.queue.batch_groups
     newest = max(state.step, state.published)
-    for group in sorted(ctx.index.train["running"].values(), key=lambda group: group.id):
+    for group in ctx.index.on("running"):
         if not group.late and ctx.index.num_late >= limit:
             continue
         behind = staleness.age(state, group.lineage, group.number) + newest - state.step
@@ -88,6 +90,9 @@ def parked(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollou
     rollout.num_parks += 1
     if event.cause == "engine_lost":
         ctx.state.resume_due = True
+        rollout.num_losses += 1
+        if rollout.num_losses > _MAX_LOSSES:
+            rollouts.cancel(ctx, rollout, "it loses every engine that it asks", owner="infrastructure")
 
 
 def set_aside(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
@@ -106,7 +111,11 @@ def resume(ctx: Context) -> None:
     state.resume_due = False
     limit = ctx.settings.queue.max_running_rollouts
     waiting = [rollout for rollout in ctx.index.parked.values() if not rollout.pending]
-    for rollout in sorted(waiting, key=lambda rollout: (rollout.started_s, rollout.id)):
+    waiting.sort(key=lambda rollout: (rollout.started_s, rollout.id))
+    room = concurrency.room(ctx) if state.phase == "running" else None
+    if room is not None:  # those that are on their way back take some of it; the next measurement asks again
+        del waiting[max(0, room - (len(ctx.index.parked) - len(waiting))) :]
+    for rollout in waiting:
         found = ctx.find(rollout.id)
         assert found is not None
         group = found[0]

@@ -42,7 +42,7 @@ def replica_joined(ctx: Context, event: ReplicaJoined) -> None:
     if before is not None and event.epoch <= before.epoch:
         ctx.note(Ignored("ReplicaJoined", event.replica))
         return
-    replica = ReplicaState(event.epoch, event.lineage, event.number)
+    replica = ReplicaState(event.epoch, event.lineage, event.number, max_running=event.max_running)
     if before is not None:
         ctx.met(f"restart:{event.replica}")
         replica.num_restarts = before.num_restarts
@@ -57,7 +57,10 @@ def replica_lost(ctx: Context, event: ReplicaLost) -> None:
     state = ctx.state
     replica = state.replicas.get(event.replica)
     text = f"generator {event.replica} was lost: {event.cause}"
-    if replica is None or replica.epoch != event.epoch or replica.down:
+    if replica is None:
+        stop(ctx, "failed", text, failed=True)  # it never began
+        return
+    if replica.epoch != event.epoch or replica.down:
         ctx.note(Ignored("ReplicaLost", event.replica))
         return
     limit = ctx.settings.recovery.generator_restarts
@@ -114,7 +117,7 @@ def roll_back(ctx: Context, step: int, reason: str) -> None:
     state.evaluated = state.evaluated if state.evaluated <= step else -1
     state.trainer = "loading"
     for shelf in ("training", "trained"):
-        for group in sorted(ctx.index.train[shelf].values(), key=lambda group: group.id):
+        for group in ctx.index.on(shelf):
             if shelf == "training" or group.step > step:
                 requeue(ctx, group)
     ctx.ask(Rollback(step, state.lineage))

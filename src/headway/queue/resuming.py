@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.notes import RolloutRevived
-from headway.queue import oversampling, rollouts
+from headway.queue import guard, oversampling, rollouts
 from headway.queue.admission import ask_task, start_attempt
 from headway.queue.recovery import requeue
 from headway.queue.state import ACTIVE
@@ -50,6 +50,7 @@ def resumed(ctx: Context, event: RunResumed) -> None:
             oversampling.end(ctx, group)
         else:
             _back(ctx, group)
+    guard.taken_back(ctx, event.step)
     ctx.index.rebuild(state)
 
 
@@ -81,7 +82,7 @@ def restart(ctx: Context) -> None:
     if any(r.lineage != state.lineage or r.number < fork for r in state.replicas.values()):
         return
     state.restart_due = False
-    for group in list(ctx.index.train["dormant"].values()):
+    for group in ctx.index.on("dormant"):
         ask_task(ctx, group)
 
 

@@ -12,7 +12,7 @@ from headway.core.commands import Cancel, Score
 from headway.core.events import RolloutEnded, RolloutFailed, Scored, ScoreFailed, ToolEnded, TurnEnded
 from headway.core.notes import AttemptFailed, Fate
 from headway.core.records import merge_spans
-from headway.queue import sandboxes, staleness
+from headway.queue import concurrency, sandboxes, staleness
 from headway.queue.admission import start_attempt
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _FATES: dict[str, Fate] = {
     "stale": "stale",
     "voided": "voided",
 }
+CROSSING = ("length", "repetition", "environment", "value")  # whose pruning an end that crosses it undoes
 _TOTAL_TIMEOUTS = 4  # an attempt that keeps making progress may take this many idle timeouts
 
 
@@ -41,7 +42,7 @@ def progress(ctx: Context, rollout: RolloutState) -> None:
 
 def turn_ended(ctx: Context, group: GroupState, rollout: RolloutState, event: TurnEnded) -> None:
     """An answer is complete."""
-    rollout.num_turns = event.turn + 1
+    rollout.num_turns, rollout.num_losses = event.turn + 1, 0
     rollout.last_sign = f"the end of answer {event.turn}"
     rollout.spans = merge_spans([*rollout.spans, *event.spans])
     rollout.num_tokens = sum(span.num_tokens for span in rollout.spans)
@@ -65,12 +66,15 @@ def ended(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollout
     rollout.spans, rollout.num_tokens = list(event.spans), event.num_tokens
     rollout.payload, rollout.truncated = event.payload, event.truncated
     sandboxes.release_all(ctx, rollout)
-    if rollout.pending == "cancelling" and rollout.owner not in ("environment", "restart"):
+    concurrency.rollout_ended(ctx, rollout)
+    crossed = rollout.owner in ("environment", "restart") or rollout.pruned in CROSSING
+    if rollout.pending == "cancelling" and not crossed:
         ctx.met(f"cancel:{rollout.id}")
         _lose(ctx, group, rollout, rollout.owner)
         return
     _settled(ctx, rollout)
-    rollout.owner = ""  # its end crossed the cancel of its deadline, or of its restart: it counts
+    # its end crossed the cancel of its deadline, of its restart or of its pruning: it counts
+    rollout.owner = rollout.pruned = ""
     score(ctx, group, rollout)
 
 
@@ -155,10 +159,11 @@ def scored(ctx: Context, group: GroupState, rollout: RolloutState, event: Scored
         _lose(ctx, group, rollout, rollout.owner)
         return
     ctx.place(group, rollout, "scored")
-    rollout.reward = event.reward
+    rollout.reward, rollout.turn_rewards = event.reward, event.turn_rewards
     if group.purpose == "train":
         rewards = ctx.state.rewards
         rewards.append(event.reward)
+        ctx.state.guard.rollout_scored(event.reward, rollout.num_tokens)
         del rewards[: max(0, len(rewards) - ctx.settings.stop.target_window)]
 
 

@@ -68,12 +68,28 @@ def grant(ctx: Context) -> None:
     for purpose, reserve in (("verify", 0), ("rollout", ctx.settings.verify_sandboxes)):
         line = index.wanted[purpose]
         while line and index.num_live_sandboxes < ctx.settings.max_sandboxes - reserve:
+            if not _may_start(ctx):
+                return
             name = next(iter(line))
             sandbox = line.pop(name)
             sandbox.stage = "granted"
             index.num_live_sandboxes += 1
             ctx.ask(GrantSandbox(sandbox.rollout, sandbox.attempt, name))
             ctx.expect(f"sandbox:{name}", ctx.settings.deadlines.sandbox_s)
+
+
+def _may_start(ctx: Context) -> bool:
+    """Whether one more may start now at the set rate, which is kept over any second; else wake up then."""
+    rate = ctx.settings.max_sandbox_starts_per_s
+    if not rate:
+        return True
+    state = ctx.state
+    burst_s = max(0.0, 1.0 - 1.0 / rate)
+    if state.starts_due_s - burst_s > ctx.now:
+        ctx.index.expect("starts", state.starts_due_s - burst_s)
+        return False
+    state.starts_due_s = max(state.starts_due_s, ctx.now) + 1.0 / rate
+    return True
 
 
 def deadline(ctx: Context, name: str) -> None:

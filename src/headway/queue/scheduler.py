@@ -56,9 +56,12 @@ from headway.queue import (
     admission,
     batching,
     choice,
+    concurrency,
     evaluation,
     groups,
+    guard,
     partial,
+    pruning,
     recovery,
     resuming,
     rollouts,
@@ -69,6 +72,7 @@ from headway.queue import (
 )
 from headway.queue.context import Context
 from headway.queue.index import Index
+from headway.queue.settings import ELSEWHERE, verify_places
 from headway.queue.state import ACTIVE, State
 
 if TYPE_CHECKING:
@@ -80,6 +84,9 @@ SECTIONS = (
     "oversampling",
     "acceptance",
     "curriculum",
+    "pruning",
+    "concurrency",
+    "guard",
     "staleness",
     "partial",
     "recovery",
@@ -137,13 +144,19 @@ class Scheduler:
 
     def _refresh_settings(self) -> None:
         changed: dict[str, dict[str, Any]] = {}
+        flat: dict[str, Any] = {}
         for key, value in self.state.overrides.items():
             section, _, name = key.partition(".")
-            changed.setdefault(section, {})[name] = value
+            if key in ELSEWHERE:
+                flat[ELSEWHERE[key]] = value
+            else:
+                changed.setdefault(section, {})[name] = value
+        if "max_sandboxes" in flat:
+            flat["verify_sandboxes"] = verify_places(flat["max_sandboxes"])
         sections = {
             name: dataclasses.replace(getattr(self._base, name), **values) for name, values in changed.items()
         }
-        self.settings = dataclasses.replace(self._base, **sections)
+        self.settings = dataclasses.replace(self._base, **sections, **flat)
 
     def _run_rules(self, ctx: Context) -> None:
         """Every rule, in the one order that matters: what frees a place runs before what fills it."""
@@ -151,6 +164,7 @@ class Scheduler:
         stopping.failing(ctx)
         evaluation.end(ctx)
         evaluation.begin(ctx)
+        evaluation.fill(ctx)
         sandboxes.grant(ctx)
         versions.publish(ctx)
         versions.save(ctx)
@@ -204,7 +218,8 @@ class Scheduler:
                     ctx.note(Ignored("StepEnded", str(event.step)))
                 else:
                     batching.step_ended(ctx, event)
-                    self._after_step(ctx)
+                    if not guard.step_ended(ctx, event):
+                        self._after_step(ctx)
             case VersionPublished():
                 versions.published(ctx, event)
             case VersionApplied():
@@ -251,7 +266,8 @@ class Scheduler:
                 state.wake_at_s = None
                 waits.passed(ctx)
             case ReplicaChanged():
-                pass  # load is telemetry's; the concurrency rule that will use it is not here yet
+                for group, rollout in concurrency.changed(ctx, event):
+                    partial.park(ctx, group, rollout)
             case _:
                 raise TypeError(f"unknown event {type(event).__name__}")
 
@@ -293,6 +309,9 @@ class Scheduler:
         match event:
             case TurnEnded() if active and event.turn >= rollout.num_turns:
                 rollouts.turn_ended(ctx, group, rollout, event)
+                pruning.after_turn(ctx, group, rollout)
+            case VerdictGiven() if active:
+                pruning.verdict(ctx, group, rollout, event)
             case ToolEnded() if active and event.call >= rollout.num_calls:
                 rollouts.tool_ended(ctx, rollout, event)
             case RolloutParked() if rollout.station == "running":
@@ -309,6 +328,8 @@ class Scheduler:
                 rollouts.score_failed(ctx, group, rollout, event)
             case _:
                 ctx.note(Ignored(type(event).__name__, event.rollout))
+        if rollout.station == "lost":
+            pruning.after_loss(ctx, group)
 
     def _take_task(self, ctx: Context, event: TaskOffered) -> None:
         group = self.state.groups.get(self.state.requests.get(event.request, ""))
@@ -330,28 +351,30 @@ class Scheduler:
         ctx.drop_group(group)
         if group.purpose == "train":
             choice.exhausted(ctx, group)
+        else:
+            evaluation.exhausted(ctx)
 
     def _change_setting(self, ctx: Context, event: SettingChanged) -> None:
         section, _, name = event.key.partition(".")
-        if section not in SECTIONS:
+        if section not in SECTIONS and event.key not in ELSEWHERE:
             return  # another room's: the journal records it
-        fields = {field.name for field in dataclasses.fields(getattr(self.settings, section))}
-        if name not in fields:
-            ctx.warn("setting", f"{section} has no setting {name!r}; nothing changed")
-            return
-        before = self.state.overrides.get(event.key)
+        if section in SECTIONS:
+            fields = {field.name for field in dataclasses.fields(getattr(self.settings, section))}
+            if name not in fields:
+                ctx.warn("setting", f"{section} has no setting {name!r}; nothing changed")
+                return
+        before = dict(self.state.overrides)
         self.state.overrides[event.key] = event.value
         self._refresh_settings()
-        changed = getattr(self.settings, section)
-        problem = next(iter(changed.problems()), None) if hasattr(changed, "problems") else None
-        if problem is not None:
-            if before is None:
-                del self.state.overrides[event.key]
-            else:
-                self.state.overrides[event.key] = before
-            self._refresh_settings()
-            ctx.warn(
-                "setting", f"{section}.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
-            )
+        changed: Any = getattr(self.settings, section, None)
+        if not event.checked and hasattr(changed, "problems"):
+            problem = next(iter(changed.problems()), None)
+            if problem is not None:
+                self.state.overrides = before
+                self._refresh_settings()
+                text = f"{section}.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
+                ctx.warn("setting", text)
         ctx.settings = self.settings
+        if event.key == "guard.paused" and not self.settings.guard.paused:
+            guard.resume(ctx)
         self.index.judged_at = None

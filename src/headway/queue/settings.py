@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headway.core.settings import Problem, setting
+from headway.queue.band import ConcurrencySettings
 from headway.queue.entry_settings import (
     AcceptanceSettings,
     CurriculumSettings,
@@ -14,8 +15,10 @@ from headway.queue.entry_settings import (
     Source,
 )
 from headway.queue.partial import PartialSettings
+from headway.queue.pruning_settings import PruningSettings
 from headway.queue.recovery import RecoverySettings
 from headway.queue.staleness import StalenessSettings
+from headway.queue.watch import GuardSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,26 @@ class EvalSettings:
     at_start: bool = setting(True, "Evaluate before the first step.")
     at_end: bool = setting(True, "Evaluate after the last step.")
     temperature: float = setting(0.0, "Sampling temperature of evaluation; 0 is greedy.", ge=0)
+    rollouts_per_task: int = setting(
+        1, "Rollouts of each task: pass@1 is their mean, pass@n whether one of the n solved it.", ge=1
+    )
+    max_share: float = setting(
+        1.0,
+        "Share of the generators' slots that evaluation rollouts may take; the others wait in line. At 1 all "
+        "start at once. Less leaves room for training, and makes the evaluation longer.",
+        gt=0,
+        le=1,
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield rules between these settings that do not hold."""
+        if self.rollouts_per_task > 1 and self.temperature == 0:
+            yield Problem(
+                "rollouts_per_task",
+                self.rollouts_per_task,
+                "must be 1 when eval.temperature is 0: greedy rollouts of a task are all alike",
+                "Use eval.temperature = 1.0.",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +200,31 @@ class DeadlineSettings:
     sandbox_s: float = setting(30.0, "A sandbox starting or ending.", gt=0)
 
 
+ELSEWHERE = {
+    "generator.temperature": "temperature",
+    "generator.kv_on_update": "kv",
+    "environment.rollout_timeout_s": "rollout_timeout_s",
+    "environment.workers": "num_environment_workers",
+    "reward.timeout_s": "score_timeout_s",
+    "reward.max_tries": "max_score_tries",
+    "sandbox.max_live": "max_sandboxes",
+}
+"""Keys of other rooms' sections that the scheduler follows: full key -> field of SchedulerSettings."""
+
+
+def verify_places(max_sandboxes: int) -> int:
+    """Return how many of the live sandboxes are kept for verifiers."""
+    return max(1, max_sandboxes // 4)
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """Everything that the scheduler needs; composed by the runtime from the sections of the config."""
 
     queue: QueueSettings = field(default_factory=QueueSettings)
+    pruning: PruningSettings = field(default_factory=PruningSettings)
+    concurrency: ConcurrencySettings = field(default_factory=ConcurrencySettings)
+    guard: GuardSettings = field(default_factory=GuardSettings)
     staleness: StalenessSettings = field(default_factory=StalenessSettings)
     partial: PartialSettings = field(default_factory=PartialSettings)
     recovery: RecoverySettings = field(default_factory=RecoverySettings)
@@ -193,7 +236,6 @@ class SchedulerSettings:
     acceptance: AcceptanceSettings = field(default_factory=AcceptanceSettings)
     curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
     sources: tuple[Source, ...] = ()  # empty for the one environment of the run
-    solved_reward: float = 1.0 - 1e-9  # a rollout is solved from this reward on
     seed: int = 0
     temperature: float = 1.0  # of train rollouts
     kv: Literal["keep", "recompute"] = "recompute"  # what replicas do with KV at an update
@@ -202,5 +244,13 @@ class SchedulerSettings:
     max_score_tries: int = 2
     max_sandboxes: int = 16  # live at once
     verify_sandboxes: int = 2  # of these, kept free for verifiers
+    max_sandbox_starts_per_s: float = 0.0  # 0 for no limit
+    solved_reward: float = 1.0 - 1e-9  # a rollout is solved from this reward on
     num_environment_workers: int = 1
     num_replicas: int = 1
+
+    @property
+    def depth(self) -> int:
+        """How many steps ahead a group may be admitted: what would be too old when it trains is not."""
+        limit = self.staleness.trajectory_bound
+        return self.queue.max_depth if limit < 0 else min(self.queue.max_depth, limit)

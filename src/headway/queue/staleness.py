@@ -170,7 +170,7 @@ def drop_stale(ctx: Context) -> None:
     if ctx.index.judged_at == moment:
         return
     ctx.index.judged_at = moment
-    for group in sorted(ctx.index.train["queued"].values(), key=lambda group: group.id):
+    for group in ctx.index.on("queued"):
         judge_queued(ctx, group)
 
 
@@ -187,6 +187,7 @@ def judge_queued(ctx: Context, group: GroupState) -> None:
             ctx.settle(rollout, "voided", "a member of its group was stale")
     ctx.drop_group(group)
     choice.dropped(ctx, group)
+    ctx.state.stale_groups += 1
 
 
 def _untrainable(ctx: Context, rollout: RolloutState) -> bool:

@@ -6,16 +6,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headway.core.records import Purpose, VersionSpan
+from headway.queue.band import ConcurrencyState
 from headway.queue.curriculum import PoolState
 from headway.queue.sources import MixState
+from headway.queue.watch import GuardState
 
 # No event tells when an answer is asked for: between a start and its end a rollout is "running", be it in
 # the engine's line, decoding, at a tool or in its environment. `RolloutState.last_sign` says what ended last.
 Station = Literal["running", "parked", "scoring", "scored", "lost", "queued", "training"]
 ACTIVE = ("running", "parked")  # the attempt has neither ended nor failed
 Pending = Literal["", "cancelling", "parking", "resuming"]
+PruneSource = Literal["", "length", "repetition", "environment", "value", "user", "group"]
 GroupStage = Literal["requested", "running", "signalling", "queued", "training", "trained"]
-CARRIED = ("interrupted", "failed")  # outcomes after which train groups are kept for a resume
+CARRIED = ("interrupted", "failed", "guard")  # outcomes after which train groups are kept for a resume
 Phase = Literal["starting", "running", "stopping", "finished"]
 
 
@@ -39,12 +42,17 @@ class RolloutState:
     truncated: bool = False
     score_tries: int = 0
     reward: float = 0.0
+    turn_rewards: tuple[float, ...] = ()
     advantage: float = 0.0
+    turn_advantages: tuple[float, ...] = ()
     owner: str = ""  # of its loss, for station lost
+    pruned: PruneSource = ""  # who asked for this attempt's early end
+    audited: PruneSource = ""  # who would have, of a rollout that is let finish to see whether it was right
     parked_s: float = 0.0  # since when, for station parked
     partial: str = ""  # what a later life can go on from, for station parked
     unstarted: bool = False  # parked before its attempt began, for no replica could take it
     num_parks: int = 0
+    num_losses: int = 0  # engines lost since its last answer
     num_restarts: int = 0  # begun anew because of its age
     resumed_at: tuple[int, int] | None = None  # version (lineage, number) of the newest resumption
     newest_turn: tuple[int, int] | None = None  # oldest version of the newest answer
@@ -88,6 +96,7 @@ class ReplicaState:
     lineage: int
     number: int  # applied
     pending: int | None = None  # being applied
+    max_running: int = 0  # requests that it decodes at once
     down: bool = False  # lost and not back yet
     usable: bool = True  # False from its loss until it holds the newest version again
     num_restarts: int = 0
@@ -109,9 +118,13 @@ class EvalState:
 
     lineage: int
     number: int
+    num_tasks: int  # still to be asked for, or asked for
     num_requested: int = 0
     rewards: list[float] = field(default_factory=list[float])
     num_failed: int = 0
+    num_scored_tasks: int = 0
+    sum_solved: float = 0.0  # solved shares of these
+    num_solved_tasks: int = 0  # with at least one solved rollout
 
 
 @dataclass(slots=True)
@@ -161,10 +174,17 @@ class State:
     filtered_reasons: dict[str, int] = field(default_factory=dict[str, int])  # of these
     empty_batches: int = 0  # in a row
     failed_groups: int = 0  # in a row
+    stale_groups: int = 0  # given up for their age since the last batch
     last_failure: str = ""
     rewards: list[float] = field(default_factory=list[float])  # newest finished train rollouts
 
     sandboxes: dict[str, SandboxState] = field(default_factory=dict[str, SandboxState])
+    starts_due_s: float = (
+        0.0  # when the sandbox after the last one that was granted would start at the set rate
+    )
+
+    concurrency: ConcurrencyState = field(default_factory=ConcurrencyState)
+    guard: GuardState = field(default_factory=GuardState)
 
     eval: EvalState | None = None
     eval_wanted: int = -1  # evaluate the first version from this one on, -1 for none

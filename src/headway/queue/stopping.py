@@ -71,8 +71,17 @@ def after_step(ctx: Context) -> None:
 
 
 def failing(ctx: Context) -> None:
-    """End a run whose groups keep failing."""
-    state = ctx.state
+    """End a run whose groups keep failing, or are all too old before they can train."""
+    state, queue = ctx.state, ctx.settings.queue
+    if state.phase == "running" and state.stale_groups > queue.max_empty_batches * queue.batch_groups:
+        stop(
+            ctx,
+            "all_stale",
+            f"{state.stale_groups} groups in a row were too old before a batch was full: rollouts take "
+            "longer than the staleness bounds allow. Raise queue.bound or the bounds of [staleness], or "
+            "set staleness.token = mask",
+            failed=False,
+        )
     if state.phase == "running" and state.failed_groups >= ctx.settings.queue.max_failed_groups:
         last = f"; the last: {state.last_failure}" if state.last_failure else ""
         stop(
@@ -125,7 +134,7 @@ def _waiting(ctx: Context) -> bool:
     if (
         state.trainer != "idle"
         or state.sandboxes
-        or (state.trainer_joined and max(state.saved_step, 0) < state.step)
+        or (state.trainer_joined and state.outcome != "guard" and max(state.saved_step, 0) < state.step)
     ):
         return True
     if state.eval is not None or (state.eval_wanted >= 0 and state.replicas):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 from headway.core.errors import HeadwayError
 from headway.core.hooks import load_function
@@ -27,13 +27,14 @@ def verdict_function(settings: AcceptanceSettings) -> Verdict | None:
     function = load_function(settings.verdict, VERDICT_PARAMETERS)
 
     def checked(rewards: Sequence[float], lengths: Sequence[int]) -> tuple[bool, str]:
-        answer: object = function(list(rewards), list(lengths))
-        if isinstance(answer, bool):
-            return answer, ""
-        if isinstance(answer, tuple):
-            parts = cast("tuple[object, ...]", answer)
-            if len(parts) == 2 and isinstance(parts[0], bool) and isinstance(parts[1], str):
-                return parts[0], " ".join(parts[1].split())
+        answer = function(list(rewards), list(lengths))
+        match answer:
+            case bool():
+                return answer, ""
+            case (bool() as keep, str() as reason):
+                return keep, " ".join(reason.split())
+            case _:
+                pass
         rule = f"{settings.verdict} must return True, False or (bool, reason)"
         raise HeadwayError(rule, value=repr(answer), key="acceptance.verdict")
 

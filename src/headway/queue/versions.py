@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import ApplyVersion, Checkpoint, Publish
 from headway.core.notes import Ignored, VersionSuperseded
-from headway.queue import partial
+from headway.queue import guard, partial
 
 if TYPE_CHECKING:
     from headway.core.events import CheckpointDone, VersionApplied, VersionPublished
@@ -94,7 +94,8 @@ def save(ctx: Context) -> None:
         return
     every = ctx.settings.checkpoint.every_steps
     due = every and state.step // every > max(state.saved_step, 0) // every
-    if (state.phase == "running" and due) or (state.phase == "stopping" and not state.failed and state.step):
+    ending = state.phase == "stopping" and not state.failed and state.outcome != "guard"
+    if (state.phase == "running" and due and not guard.paused(ctx)) or (ending and state.step):
         state.saving_step = state.step
         ctx.ask(Checkpoint(state.step))
         ctx.expect("checkpoint", ctx.settings.deadlines.checkpoint_s)
@@ -117,6 +118,7 @@ def saved(ctx: Context, event: CheckpointDone) -> None:
     del state.saved_steps[:-keep]
     if len(state.saved_steps) < keep:
         return  # a resume may still begin anew
-    for group in list(ctx.index.train["trained"].values()):
+    state.guard.dropped = True
+    for group in ctx.index.on("trained"):
         if group.step <= state.saved_steps[0]:
             ctx.drop_group(group)

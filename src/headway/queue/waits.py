@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.commands import WakeAt
-from headway.queue import rollouts, sandboxes
+from headway.queue import guard, rollouts, sandboxes
 from headway.queue.stopping import stop
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ def passed(ctx: Context) -> None:
             sandboxes.deadline(ctx, target)
         elif kind == "wall":
             stop(ctx, "wall", f"the wall time of {ctx.settings.stop.wall_s:g} s is over", failed=False)
+        elif kind == "guard":
+            guard.deadline(ctx)
+        elif kind == "starts":
+            pass  # the rule that grants sandboxes runs after this
         elif kind == "start":
             _start_failed(ctx)
         else:

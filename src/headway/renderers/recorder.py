@@ -18,6 +18,7 @@ from headway.core.records import (
     Message,
     TrainingSample,
     Turn,
+    TurnSpan,
     VersionSpan,
     merge_spans,
 )
@@ -90,6 +91,7 @@ class TurnRecorder:
         trainable: array[int] = array(FLAGS)
         logprobs: array[float] = array(FLOATS)
         spans: list[VersionSpan] = []
+        turns: list[TurnSpan] = []
         for at in path:
             turn = self.turns[at]
             counts = at not in trained
@@ -101,7 +103,9 @@ class TurnRecorder:
             logprobs.extend(turn.logprobs if counts else [0.0] * num_sampled)
             if counts:
                 spans += turn.spans
-        return TrainingSample(ids, trainable, logprobs, merge_spans(spans), self.turns[path[0]].temperature)
+                turns.append(TurnSpan(at, num_sampled))
+        temperature = self.turns[path[0]].temperature
+        return TrainingSample(ids, trainable, logprobs, merge_spans(spans), temperature, turns=turns)
 
 
 class Piece(NamedTuple):

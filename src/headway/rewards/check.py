@@ -9,10 +9,11 @@ from headway.core.errors import RewardFault
 from headway.core.records import Reward
 
 
-def checked(reward: object) -> Reward:
+def checked(reward: object, num_turns: int | None = None) -> Reward:
     """Return `reward` itself.
 
-    Raises RewardFault when it is not a Reward, its score is not a finite number, or a metric not a number.
+    Raises RewardFault when it is not a Reward, its score is not a finite number, a metric not a number, or
+    the rewards of its turns are not one finite number for each of the `num_turns` answers.
     """
     if not isinstance(reward, Reward):
         raise RewardFault("a reward function must return a Reward", value=type(reward).__name__)
@@ -23,6 +24,12 @@ def checked(reward: object) -> Reward:
     for name, value in metrics.items():
         if not _is_number(value):
             raise RewardFault(f"a reward's metric {name} must be a number", value=repr(value))
+    turns: tuple[object, ...] = tuple(reward.turns)
+    if not all(_is_number(value) and math.isfinite(value) for value in turns):
+        raise RewardFault("the rewards of turns must be finite numbers", value=repr(turns))
+    if turns and num_turns is not None and len(turns) != num_turns:
+        rule = f"a reward has no rewards of turns, or one for each of the {num_turns} answers"
+        raise RewardFault(rule, value=len(turns))
     return reward
 
 

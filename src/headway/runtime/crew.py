@@ -2,7 +2,9 @@
 
 Starts the generators, the trainer and the environment workers, and turns what they say into events for the
 driver's inbox. Each worker has one reader; it waits for the worker's next message, at most `lost_after_s`.
-A worker that dies, or falls silent, becomes a WorkerLost event with its original error.
+A worker that dies, or falls silent, becomes one event with its original error, when its process is gone: a
+generator that had joined a ReplicaLost, any other a WorkerLost. Whether it is started anew is the scheduler's
+to say.
 """
 
 from __future__ import annotations
@@ -14,18 +16,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
 from headway.core.errors import HeadwayError
-from headway.core.events import Event, WorkerLost
+from headway.core.events import Event, ReplicaLost, WorkerLost
 from headway.runtime.job import Job
 from headway.runtime.wire import Link, socket_pair
-
-if TYPE_CHECKING:
-    import socket
 
 _LOG_TAIL_BYTES = 2000
 
@@ -44,7 +42,7 @@ class Worker:
 
 @dataclass(slots=True)
 class Death:
-    """The first worker that died unasked, and why."""
+    """A worker that died unasked, and why."""
 
     job: Job
     error: HeadwayError | None  # what it raised, when that was one of ours
@@ -57,11 +55,22 @@ class Crew:
     """All worker processes of one life of a run."""
 
     emit: Callable[[Event], None]
-    workers: list[Worker] = field(default_factory=list[Worker])
-    death: Death | None = None
+    workers: dict[str, Worker] = field(default_factory=dict[str, Worker])
+    death: Death | None = None  # the newest
+    _leaving: bool = False
 
-    async def start(self, job: Job, ends: list[socket.socket]) -> Worker:
-        """Start one worker; `ends` are the sockets that its links name by number."""
+    async def restart(self, name: str, epoch: int) -> Worker | None:
+        """Start a worker that died anew, as it began; None when the crew is leaving.
+
+        A trainer begins at the run's beginning and not at the checkpoint that this life began from: what it
+        goes on from is told by a Rollback.
+        """
+        if self._leaving:
+            return None
+        return await self.start(replace(self.workers[name].job, epoch=epoch, checkpoint=None))
+
+    async def start(self, job: Job) -> Worker:
+        """Start one worker."""
         ours, theirs = socket_pair()
         log = job.run_dir / "logs" / f"{job.name}.log"
         environment = {
@@ -75,17 +84,16 @@ class Crew:
             # From this thread, which lives as long as the driver: a worker dies with the thread that made it.
             process = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-m", "headway.runtime.worker", str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno(), *(end.fileno() for end in ends)],
+                pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env=environment,
             )
-        for end in (theirs, *ends):
-            end.close()
+        theirs.close()
         worker = Worker(job, process, await Link.over(ours), log)
         worker.link.send("job", job)
-        self.workers.append(worker)
+        self.workers[job.name] = worker
         return worker
 
     async def listen(self, worker: Worker) -> None:
@@ -111,40 +119,49 @@ class Crew:
             return
         if silent:
             worker.process.kill()
+        code = await asyncio.to_thread(worker.process.wait)
+        worker.link.close()
+        if silent:
             cause = f"it said nothing for {limit_s:g} s (run.lost_after_s): its event loop is blocked"
-            death = Death(worker.job, None, cause, _tail(worker.log))
+            self.death = Death(worker.job, None, cause, _tail(worker.log))
         elif told is not None:
-            death = Death(worker.job, *told)
+            self.death = Death(worker.job, *told)
         else:
-            code = await asyncio.to_thread(worker.process.wait)
-            death = Death(worker.job, None, _exit_text(code), _tail(worker.log))
-        if self.death is None:
-            self.death = death
-        self.emit(WorkerLost(worker.job.role, worker.job.name, death.cause))
+            self.death = Death(worker.job, None, _exit_text(code), _tail(worker.log))
+        self.emit(_lost(worker, self.death.cause))
 
     async def stop(self, grace_s: float) -> None:
         """Let every worker leave; end those that have not after `grace_s` seconds, all together."""
-        for worker in self.workers:
+        self._leaving = True
+        for worker in self.workers.values():
             worker.stopping = True
             if worker.joined:
                 worker.link.send("stop")
             else:
                 worker.process.kill()
         until = stopwatch() + grace_s
-        for worker in self.workers:
+        for worker in self.workers.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(worker.process.wait, max(0.0, until - stopwatch()))
         self.kill()
 
     def kill(self) -> None:
         """End every worker at once."""
-        for worker in self.workers:
+        self._leaving = True
+        for worker in self.workers.values():
             worker.stopping = True
             if worker.process.poll() is None:
                 worker.process.kill()
-        for worker in self.workers:
+        for worker in self.workers.values():
             worker.process.wait()
             worker.link.close()
+
+
+def _lost(worker: Worker, cause: str) -> ReplicaLost | WorkerLost:
+    job = worker.job
+    if job.role == "generator" and worker.joined:
+        return ReplicaLost(job.name, job.epoch, cause)
+    return WorkerLost(job.role, job.name, cause)
 
 
 def _exit_text(code: int) -> str:

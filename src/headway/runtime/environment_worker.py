@@ -1,6 +1,6 @@
 """An environment worker's process: rollouts as coroutines, their sandboxes, and the verifiers.
 
-Consumes commands from the driver; asks the generators for tokens over direct connections; writes payloads
+Consumes commands from the driver; asks the generators for tokens over connections of its own; writes payloads
 to its own file. Its events go to the driver. When the driver says stop, every rollout is cancelled and
 every sandbox ended before the process leaves.
 """
@@ -8,14 +8,15 @@ every sandbox ended before the process leaves.
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import TYPE_CHECKING
 
 from headway.core.commands import (
     Cancel,
     GrantSandbox,
+    Park,
     ReleaseSandbox,
     RequestTask,
+    Resume,
     Score,
     StartRollout,
 )
@@ -24,21 +25,21 @@ from headway.core.events import CommandRefused, RolloutFailed, ScoreFailed, Work
 from headway.core.payload import PayloadWriter
 from headway.core.protocols import EngineCapabilities, Environment
 from headway.core.records import Message
-from headway.environments.conversation import GenerationLimits
 from headway.environments.faults import describe_exception
+from headway.environments.generation import GenerationLimits
 from headway.environments.host import HostSettings, RolloutHost
 from headway.environments.registry import build
 from headway.renderers.chat import Renderer
 from headway.runtime.engine_client import RemoteEngine
 from headway.runtime.job import Job, payload_dir
 from headway.runtime.tasks import make, offer
-from headway.runtime.wire import Link
 from headway.sandbox.bubblewrap import BubblewrapProvider
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headway.config.compose import Config
+    from headway.runtime.wire import Link
 
 _SYNC_EVERY_S = 1.0
 _PROMPTS_CHECKED = 8  # of each split, before anything is generated
@@ -55,10 +56,8 @@ async def serve(job: Job, link: Link) -> None:
     provider = BubblewrapProvider(config.sandbox)
     if any(environment.needs_sandbox for environment in environments.values()):
         await provider.preflight()
-    engines: dict[str, RemoteEngine] = {}
-    for replica, fd in job.links:
-        peer = await Link.over(socket.socket(fileno=fd))
-        engines[replica] = RemoteEngine(peer, replica, expected_capabilities(config))
+    can = expected_capabilities(config)
+    engines = {replica: RemoteEngine(at, replica, can) for replica, at in job.generators}
     payloads = PayloadWriter(payload_dir(job.run_dir), f"{job.name}.{job.lineage}.bin")
     host = RolloutHost(
         environment=environments[""],
@@ -125,6 +124,10 @@ def _obey(environments: Mapping[str, Environment], host: RolloutHost, link: Link
                 host.score(command, task)
         case Cancel():
             host.cancel(command)
+        case Park():
+            host.park(command)
+        case Resume():
+            host.resume(command)
         case GrantSandbox():
             host.grant(command)
         case ReleaseSandbox():

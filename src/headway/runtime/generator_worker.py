@@ -1,20 +1,24 @@
 """A generator replica's process: the embedded engine, served to environment workers and to the driver.
 
-Consumes requests from environment workers over direct connections (tokens never pass through the driver),
-and ApplyVersion and thread counts from the driver. A request's answer goes back on the connection that it
-came from; when that connection closes, its requests are aborted.
+Consumes requests from environment workers, which connect to its address (tokens never pass through the
+driver), and ApplyVersion and thread counts from the driver. A request's answer goes back on the connection
+that it came from; when that connection closes, its requests are aborted.
+
+To start a generator that died anew: the same Job with the next epoch, once the old process is gone. It
+listens at the same address before it says ReplicaJoined, and environment workers connect by themselves. Until
+then their requests end as lost, and their rollouts park themselves (RolloutParked, engine_lost) with the
+tokens they have. It begins with version 0 of the model; the driver's ApplyVersion brings the present one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.events import ReplicaChanged, ReplicaJoined, VersionApplied
 from headway.core.protocols import Engine, GenerateRequest
-from headway.runtime.wire import Link
+from headway.runtime.wire import Link, listen
 
 if TYPE_CHECKING:
     from headway.config.compose import Config
@@ -23,23 +27,31 @@ if TYPE_CHECKING:
     from headway.runtime.job import Job
 
 _STATS_EVERY_S = 5.0
-_EPOCH = 0
 
 
 async def serve(job: Job, link: Link) -> None:
     """Load the model, then serve until told to stop."""
     engine = await asyncio.to_thread(build_engine, job.model_dir, job.config, job.name, job.lineage)
     engine.set_threads(job.threads)
-    link.send("event", ReplicaJoined(job.name, _EPOCH, job.lineage, 0, engine.capabilities().max_running))
+    max_running = engine.capabilities().max_running
     async with asyncio.TaskGroup() as tasks:
-        helpers = [tasks.create_task(_serve_peer(engine, fd)) for _, fd in job.links]
-        helpers.append(tasks.create_task(_tell_load(engine, job.name, link)))
+        helpers: set[asyncio.Task[None]] = set()
+
+        def serve_peer(peer: Link) -> None:
+            helper = tasks.create_task(_serve_peer(engine, peer))
+            helpers.add(helper)
+            helper.add_done_callback(helpers.discard)
+
+        server = await listen(job.address, serve_peer)
+        link.send("event", ReplicaJoined(job.name, job.epoch, job.lineage, 0, max_running))
+        load = tasks.create_task(_tell_load(engine, job, link))
         while (message := await link.receive()) is not None and message[0] != "stop":
             if message[0] == "threads":
                 engine.set_threads(message[1])
             else:
-                await _apply(engine, job.name, message[1], link)
-        for helper in helpers:
+                await _apply(engine, job, message[1], link)
+        server.close()
+        for helper in (load, *helpers):
             helper.cancel()
     await engine.close()
 
@@ -64,25 +76,29 @@ def build_engine(model_dir: Path, config: Config, replica: str, lineage: int) ->
     )
 
 
-async def _apply(engine: Engine, name: str, command: ApplyVersion, link: Link) -> None:
+async def _apply(engine: Engine, job: Job, command: ApplyVersion, link: Link) -> None:
     pause_s = await engine.apply(command.lineage, command.number, command.manifest, command.kv)
-    link.send("event", VersionApplied(name, _EPOCH, command.lineage, command.number, pause_s))
+    link.send("event", VersionApplied(job.name, job.epoch, command.lineage, command.number, pause_s))
 
 
-async def _tell_load(engine: Engine, name: str, link: Link) -> None:
+async def _tell_load(engine: Engine, job: Job, link: Link) -> None:
     while True:
         await asyncio.sleep(_STATS_EVERY_S)
         load = engine.stats()
         link.send(
             "event",
             ReplicaChanged(
-                name, _EPOCH, load.num_running, load.num_waiting, load.kv_used_fraction, load.tokens_per_s
+                job.name,
+                job.epoch,
+                load.num_running,
+                load.num_waiting,
+                load.kv_used_fraction,
+                load.tokens_per_s,
             ),
         )
 
 
-async def _serve_peer(engine: Engine, fd: int) -> None:
-    peer = await Link.over(socket.socket(fileno=fd))
+async def _serve_peer(engine: Engine, peer: Link) -> None:
     open_requests: set[str] = set()
 
     async def answer(request: GenerateRequest) -> None:

@@ -26,7 +26,9 @@ class Job:
     checkpoint: Path | None  # the trainer goes on from it
     threads: int  # CPU threads to begin with
     import_path: tuple[str, ...]  # the driver's sys.path: a hook's module is the same one everywhere
-    links: tuple[tuple[str, int], ...] = ()  # (peer, file descriptor) of direct connections to other workers
+    address: str = ""  # where a generator listens for environment workers (wire.py)
+    epoch: int = 0  # of a generator; one more each time that its process is started anew
+    generators: tuple[tuple[str, str], ...] = ()  # (replica, address) that an environment worker connects to
 
 
 def payload_dir(run_dir: Path) -> Path:

@@ -11,12 +11,12 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.algorithms.advantages import advantage_function
+from headway.algorithms.advantages.signal import signal_function
 from headway.config.compose import Config
 from headway.core.clock import RunClock
 from headway.core.errors import HeadwayError, WorkerDiedError
@@ -25,18 +25,16 @@ from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.queue.verdict import verdict_function
 from headway.runtime import directory, snapshots
-from headway.runtime.crew import Crew, Death
+from headway.runtime.crew import Crew, Death, Worker
 from headway.runtime.job import Job, Role
 from headway.runtime.live import LiveDriver, Share, Threads
-from headway.runtime.wire import socket_pair
+from headway.runtime.wire import address
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
 
 if TYPE_CHECKING:
-    import socket
-
-    from headway.core.commands import Finish
+    from headway.core.commands import Finish, RestartWorker
 
 GENERATOR = "generator0"
 _VERSIONS_AT_ONCE = 5  # kept, being written, being read
@@ -54,7 +52,7 @@ class Prepared:
     scheduler: Scheduler
     journal: JournalWriter
     metrics: RunMetrics
-    first: Event  # RunStarted or RunResumed
+    first: tuple[Event, ...]  # RunStarted; or RunResumed, and what changed since
     next_seq: int
     clock_offset_s: float
     lineage: int
@@ -85,7 +83,7 @@ def live(prepared: Prepared) -> int:
         prepared.say(
             f"the run stays in {run_dir}; `headway resume {run_dir}` goes on from its last checkpoint"
         )
-        if death is not None:
+        if death is not None and death.cause in finish.message:
             raise _original(death)
         prepared.say(f"error: {finish.message}")
         return EXIT_FAILED
@@ -125,6 +123,9 @@ class _Life:
         self._weights_dir = weights_dir
         self._threads = divide_cores(prepared.config)
         self._stops_asked = 0
+        self._driver: LiveDriver
+        self._crew: Crew
+        self._tasks: asyncio.TaskGroup
 
     async def run(self) -> tuple[Finish, Death | None]:
         prepared = self._prepared
@@ -134,24 +135,40 @@ class _Life:
             RunClock(prepared.clock_offset_s),
             prepared.metrics,
             next_seq=prepared.next_seq,
-            advantages=advantage_function(prepared.config.algorithm),
+            advantages=signal_function(prepared.config.algorithm),
             verdict=verdict_function(prepared.config.acceptance),
             threads=self._threads,
-            save_snapshot=lambda step, seq: snapshots.write(prepared.run_dir, prepared.scheduler, step, seq),
+            restart=self._restart,
+            save_snapshot=lambda seq: snapshots.write(
+                prepared.run_dir, prepared.scheduler, seq, prepared.config.checkpoint.keep
+            ),
             say=prepared.say,
         )
-        crew = Crew(driver.inbox.put_nowait)
+        self._driver = driver
+        self._crew = crew = Crew(driver.inbox.put_nowait)
         self._watch_signals(driver)
         try:
-            await self._start_crew(crew, driver)
             async with asyncio.TaskGroup() as tasks:
-                for worker in crew.workers:
-                    tasks.create_task(crew.listen(worker))
+                self._tasks = tasks
+                for job in self._jobs():
+                    self._attend(await crew.start(job))
                 finish = await driver.run(prepared.first)
                 await crew.stop(prepared.config.run.exit_timeout_s)
         finally:
             crew.kill()
         return finish, crew.death
+
+    def _attend(self, worker: Worker) -> None:
+        self._driver.connect(worker.job.role, worker.job.name, worker.link)
+        self._tasks.create_task(self._crew.listen(worker))
+
+    def _restart(self, command: RestartWorker) -> None:
+        self._tasks.create_task(self._start_anew(command))
+
+    async def _start_anew(self, command: RestartWorker) -> None:
+        worker = await self._crew.restart(command.worker, command.epoch)
+        if worker is not None:
+            self._attend(worker)
 
     def _watch_signals(self, driver: LiveDriver) -> None:
         loop = asyncio.get_running_loop()
@@ -170,22 +187,14 @@ class _Life:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, asked, number.name)
 
-    async def _start_crew(self, crew: Crew, driver: LiveDriver) -> None:
-        environments = [f"environment{index}" for index in range(self._prepared.config.environment.workers)]
-        pairs = {name: socket_pair() for name in environments}
-        links = tuple((name, pair[0].fileno()) for name, pair in pairs.items())
-        generator = self._job("generator", GENERATOR, links, self._threads.generator.alone)
-        await self._start(crew, driver, generator, [pair[0] for pair in pairs.values()])
-        await self._start(crew, driver, self._job("trainer", "trainer", (), self._threads.trainer.alone), [])
-        for name, pair in pairs.items():
-            job = self._job("environment", name, ((GENERATOR, pair[1].fileno()),), 1)
-            await self._start(crew, driver, job, [pair[1]])
+    def _jobs(self) -> Iterator[Job]:
+        at = address(self._prepared.run_id, GENERATOR)
+        yield replace(self._job("generator", GENERATOR, self._threads.generator.alone), address=at)
+        yield self._job("trainer", "trainer", self._threads.trainer.alone)
+        for index in range(self._prepared.config.environment.workers):
+            yield replace(self._job("environment", f"environment{index}", 1), generators=((GENERATOR, at),))
 
-    async def _start(self, crew: Crew, driver: LiveDriver, job: Job, ends: list[socket.socket]) -> None:
-        worker = await crew.start(job, ends)
-        driver.connect(job.role, job.name, worker.link)
-
-    def _job(self, role: Role, name: str, links: tuple[tuple[str, int], ...], threads: int) -> Job:
+    def _job(self, role: Role, name: str, threads: int) -> Job:
         prepared = self._prepared
         return Job(
             role=role,
@@ -199,7 +208,6 @@ class _Life:
             checkpoint=prepared.checkpoint,
             threads=threads,
             import_path=tuple(sys.path),
-            links=links,
         )
 
 

@@ -20,9 +20,13 @@ from headway.core.commands import (
     Command,
     Finish,
     GrantSandbox,
+    Park,
     Publish,
     ReleaseSandbox,
     RequestTask,
+    RestartWorker,
+    Resume,
+    Rollback,
     Score,
     Signal,
     StartRollout,
@@ -34,9 +38,11 @@ from headway.core.events import (
     CommandRefused,
     DeadlinePassed,
     Event,
+    GroupSignal,
     RolloutEnded,
     RolloutFailed,
     StepEnded,
+    WorkerLost,
 )
 from headway.core.notes import RolloutSettled
 from headway.runtime.signals import SignalThread
@@ -50,7 +56,7 @@ if TYPE_CHECKING:
     from headway.telemetry.journal_writer import JournalWriter
     from headway.telemetry.metrics import RunMetrics
 
-Advantages = Callable[[Sequence[float]], list[float]]
+Advantages = Callable[[Signal], GroupSignal]
 
 _STAT_EVERY_S = 5.0
 _SYNC_EVERY_S = 1.0
@@ -87,7 +93,8 @@ class LiveDriver:
         advantages: Advantages,
         verdict: Verdict | None = None,
         threads: Threads,
-        save_snapshot: Callable[[int, int], None],
+        restart: Callable[[RestartWorker], None],
+        save_snapshot: Callable[[int], None],
         say: Callable[[str], None],
     ) -> None:
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
@@ -101,6 +108,7 @@ class LiveDriver:
         self._seq = next_seq
         self._signals = SignalThread(advantages, self._from_thread, verdict)
         self._threads = threads
+        self._restart = restart
         self._save_snapshot = save_snapshot
         self._say = say
         self._links: dict[str, Link] = {}
@@ -115,14 +123,16 @@ class LiveDriver:
         self._sync_at_s = 0.0
 
     def connect(self, role: str, name: str, link: Link) -> None:
-        """Make a worker reachable."""
+        """Make a worker reachable; one of a known name takes the place of one that died."""
         self._links[name] = link
-        if role == "environment":
+        self._given = (0, 0)  # it knows of no threads yet
+        if role == "environment" and name not in self._environments:
             self._environments.append(name)
 
-    async def run(self, first: Event) -> Finish:
-        """Handle events until Finish."""
-        self._handle(first)
+    async def run(self, first: Sequence[Event]) -> Finish:
+        """Handle events until Finish; `first` come before any other."""
+        for event in first:
+            self._handle(event)
         while self.finish is None:
             event = await self._next()
             self._handle(event)
@@ -153,7 +163,7 @@ class LiveDriver:
         self._seq += 1
         if isinstance(event, CheckpointDone):
             self._journal.sync()  # first: a snapshot must not know of more than the journal
-            self._save_snapshot(event.step, entry.seq)
+            self._save_snapshot(entry.seq)
         for command in commands:
             self._obey(command)
         self._share_cores(event)
@@ -197,15 +207,17 @@ class LiveDriver:
                 self._owner[command.rollout] = name
                 self._generating.add(command.rollout)
                 self._send(name, command)
-            case Cancel() | GrantSandbox() | ReleaseSandbox() | Score():
+            case Cancel() | Park() | Resume() | GrantSandbox() | ReleaseSandbox() | Score():
                 self._send(self._owner.get(command.rollout, self._environments[0]), command)
             case Signal():
                 self._signals.ask(command)
             case Train():
                 self._training = True
                 self._send("trainer", command)
-            case Publish() | Checkpoint():
+            case Publish() | Checkpoint() | Rollback():
                 self._send("trainer", command)
+            case RestartWorker():
+                self._restart(command)
             case ApplyVersion():
                 for name in command.replicas:
                     self._send(name, command)
@@ -221,7 +233,7 @@ class LiveDriver:
         match event:
             case RolloutEnded() | RolloutFailed():
                 self._generating.discard(event.rollout)
-            case StepEnded():
+            case StepEnded() | WorkerLost(role="trainer"):
                 self._training = False
             case _:
                 pass

@@ -1,13 +1,16 @@
-"""`headway resume`: a new life of a run, from its last complete checkpoint and its journal."""
+"""`headway resume`: a new life of a run, from its last undamaged checkpoint and its journal."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from headway.config.compose import Config
 from headway.config.load import load_config
+from headway.config.stages import Change, change, value_of
 from headway.core.codec import to_plain
-from headway.core.errors import RunDirectoryError
-from headway.core.events import RunResumed
+from headway.core.errors import RunDirectoryError, UserError
+from headway.core.events import RunResumed, SettingChanged
 from headway.runtime import directory, snapshots
 from headway.runtime.job import checkpoint_dir
 from headway.runtime.life import Prepared, live, sweep
@@ -17,55 +20,73 @@ from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
 from headway.trainer.checkpoints import latest_checkpoint, read_checkpoint
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
-def resume(run_dir: Path) -> int:
-    """Go on with a run; return the exit code.
+    from headway.queue.state import State
+    from headway.telemetry.journal import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The settings of the life that begins."""
+
+    config: Config
+    began: Config  # the run's, as it began
+    changes: list[Change]  # of this resume
+    before: Config  # this resume
+
+
+def resume(run_dir: Path, overrides: Sequence[str] = ()) -> int:
+    """Go on with a run, with `key=value` changes of its settings; return the exit code.
 
     Raises RunDirectoryError when it is not a run or is still running, JournalError when its journal is
-    damaged.
+    damaged, ConfigError when a setting may not change or not so.
     """
     with directory.claimed(run_dir):
-        return _resume(run_dir)
+        return _resume(run_dir, overrides)
 
 
-def _resume(run_dir: Path) -> int:
+def _resume(run_dir: Path, overrides: Sequence[str]) -> int:
     killed = directory.last_life(run_dir)
     path = run_dir / directory.JOURNAL
     truncate_torn_tail(path)
     journal = read_journal(run_dir)
-    config = load_config(run_dir / directory.CONFIG, ())
+    stage = _stage(run_dir, journal, overrides)
     if killed is not None:
-        sweep(config, killed)
+        sweep(stage.began, killed)
         directory.end_life(run_dir)
-    if to_plain(config) != journal.header.config:
-        raise RunDirectoryError(
-            f"{run_dir / directory.CONFIG} is not the config that the run began with",
-            remedy="A run goes on with its own settings: undo the change, or start a new run.",
-        )
-    settings = scheduler_settings(config)
-    scheduler, next_seq, last_s = snapshots.rebuild(run_dir, settings, journal)
-    if scheduler.state.phase == "finished" and scheduler.state.outcome not in ("interrupted", "failed"):
-        say(f"the run {run_dir} is complete ({scheduler.state.outcome}: {scheduler.state.message})")
-        return 0
-    model_dir = model_directory(config)
-    checkpoint = latest_checkpoint(checkpoint_dir(run_dir))
+    scheduler, next_seq, last_s = snapshots.rebuild(run_dir, scheduler_settings(stage.began), journal)
+    state = scheduler.state
+    if state.phase == "finished" and state.outcome not in ("interrupted", "failed"):
+        said = f"the run {run_dir} is complete ({state.outcome}: {state.message})"
+        if not overrides:
+            say(said)
+            return 0
+        _check_goes_on(stage, state, last_s, said)
+    model_dir = model_directory(stage.config)
+    checkpoint = latest_checkpoint(checkpoint_dir(run_dir), state.forks)
     step = int(read_checkpoint(checkpoint)["step"]) if checkpoint is not None else 0
-    lineage = scheduler.state.lineage + 1
-    if step < scheduler.state.saved_step:
-        lost = f"the checkpoint of step {scheduler.state.saved_step}"
-        say(f"warning: {lost} is damaged or gone; going on from step {step}")
+    lineage = state.lineage + 1
     metrics = RunMetrics.of(journal)
     say(f"run directory: {run_dir}")
+    if step < state.saved_step:
+        lost = f"the checkpoint of step {state.saved_step}"
+        say(f"warning: {lost} is damaged or gone; going on from step {step}")
+    for key, value in stage.changes:
+        say(f"{key} = {value!r} from now on (was {value_of(stage.before, key)!r})")
+    changes = (SettingChanged(key, to_plain(value), checked=True) for key, value in stage.changes)
     return live(
         Prepared(
-            config=config,
+            config=stage.config,
             run_dir=run_dir,
             run_id=run_id(run_dir),
             model_dir=model_dir,
             scheduler=scheduler,
             journal=JournalWriter(path, append=True),
             metrics=metrics,
-            first=RunResumed(lineage, step, last_s),
+            first=(RunResumed(lineage, step, last_s), *changes),
             next_seq=next_seq,
             clock_offset_s=last_s,
             lineage=lineage,
@@ -73,3 +94,36 @@ def _resume(run_dir: Path) -> int:
             say=say,
         )
     )
+
+
+def _stage(run_dir: Path, journal: Journal, overrides: Sequence[str]) -> Stage:
+    path = run_dir / directory.CONFIG
+    began = load_config(path, ())
+    if to_plain(began) != journal.header.config:
+        raise RunDirectoryError(
+            f"{path} is not the config that the run began with",
+            remedy="Undo the change; settings change by `headway resume RUN key=value`.",
+        )
+    earlier = [
+        (entry.event.key, entry.event.value)
+        for entry in journal.entries()
+        if isinstance(entry.event, SettingChanged)
+    ]
+    before, _ = change(path, earlier, ())
+    config, changes = change(path, earlier, overrides)
+    return Stage(config, began, changes, before)
+
+
+def _check_goes_on(stage: Stage, state: State, last_s: float, said: str) -> None:
+    """Raise UserError unless the changes lift what a complete run ended by."""
+    stop = stage.config.stop
+    lifted = {
+        "steps": not stop.steps or stop.steps > state.step,
+        "wall": not stop.wall_s or stop.wall_s > last_s,
+        "target": stop != stage.before.stop,
+        "no_signal": bool(stage.changes),
+    }
+    if not lifted.get(state.outcome, False):
+        by = {"steps": "stop.steps", "wall": "stop.wall_s", "target": "stop.target_reward"}.get(state.outcome)
+        remedy = f"It goes on with a higher {by}" if by else "Begin a new run"
+        raise UserError(f"{said}, and these changes do not let it go on", remedy=remedy)

@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import queue
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headway.core.events import CommandRefused, Event, GroupSignal
+from headway.core.events import CommandRefused, Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from headway.core.commands import Signal
+    from headway.core.events import GroupSignal
 
 
 class SignalThread:
     """Turns rewards into advantages, one group after the other.
 
     Args:
-        advantages: rewards of one group in, one finite number each out.
+        advantages: what a settled group's rewards make.
         emit: takes the answer; called in this thread.
         verdict: rewards and sampled tokens of one group in, whether it is kept and why out; None keeps all.
     """
 
     def __init__(
         self,
-        advantages: Callable[[Sequence[float]], list[float]],
+        advantages: Callable[[Signal], GroupSignal],
         emit: Callable[[Event], None],
         verdict: Callable[[Sequence[float], Sequence[int]], tuple[bool, str]] | None = None,
     ) -> None:
@@ -48,15 +50,15 @@ class SignalThread:
             self._emit(self._answer(self._commands.get()))
 
     def _answer(self, command: Signal) -> Event:
-        rewards = [reward for _, reward in command.rewards]
-        keep, reason, function = True, "", "advantage function"
+        function = "advantage function"
         try:
-            values = self._advantages(rewards)
+            signal = self._advantages(command)
             if self._verdict is not None:
                 function = "verdict (acceptance.verdict)"
+                rewards = [reward for _, reward in command.rewards]
                 keep, reason = self._verdict(rewards, command.num_tokens)
+                signal = replace(signal, keep=keep, reason=reason)
         except Exception as error:
             message = f"the {function} raised {type(error).__name__}: {error}"
             return CommandRefused("Signal", command.group, message)
-        pairs = zip(command.rewards, values, strict=True)
-        return GroupSignal(command.group, tuple((name, value) for (name, _), value in pairs), keep, reason)
+        return signal

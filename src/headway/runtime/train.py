@@ -17,7 +17,7 @@ from headway.models.checkpoint import resolve, verify
 from headway.models.load import model_facts
 from headway.queue.entry_settings import Source
 from headway.queue.scheduler import Scheduler
-from headway.queue.settings import SchedulerSettings
+from headway.queue.settings import SchedulerSettings, verify_places
 from headway.runtime import directory
 from headway.runtime.life import Prepared, live
 from headway.telemetry.header import new_header
@@ -69,7 +69,7 @@ def _first_life(config: Config, run_dir: Path, model_dir: Path) -> int:
             scheduler=Scheduler(settings),
             journal=journal,
             metrics=RunMetrics(header),
-            first=RunStarted(),
+            first=(RunStarted(),),
             next_seq=0,
             clock_offset_s=0.0,
             lineage=0,
@@ -126,6 +126,9 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
     """Compose what the scheduler needs from the sections that users write."""
     return SchedulerSettings(
         queue=config.queue,
+        pruning=config.pruning,
+        concurrency=config.concurrency,
+        guard=config.guard,
         staleness=config.staleness,
         partial=config.partial,
         recovery=config.recovery,
@@ -140,7 +143,6 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
             Source(name, source.weight, source.group_size, source.levels)
             for name, source in config.source.items()
         ),
-        solved_reward=config.telemetry.solved_reward,
         seed=config.run.seed,
         temperature=config.generator.temperature,
         kv=config.generator.kv_on_update,
@@ -149,5 +151,7 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
         max_score_tries=config.reward.max_tries,
         num_environment_workers=config.environment.workers,
         max_sandboxes=config.sandbox.max_live,
-        verify_sandboxes=max(1, config.sandbox.max_live // 4),
+        verify_sandboxes=verify_places(config.sandbox.max_live),
+        max_sandbox_starts_per_s=config.sandbox.max_starts_per_s,
+        solved_reward=config.telemetry.solved_reward,
     )

@@ -1,52 +1,153 @@
 """The trainer's process.
 
-Consumes Train, Publish and Checkpoint from the driver. One thread computes them in their order and answers
-each by its event, so that the process goes on saying that it is alive; a thread count from the driver takes
-effect between two micro-batches of the step in progress.
+Consumes Train, Publish, Checkpoint and Rollback from the driver. One thread computes them in their order and
+answers each by its event, so that the process goes on saying that it is alive; a thread count from the driver
+takes effect between two micro-batches of the step in progress. A checkpoint is copied there and written by a
+second thread while the first goes on; a Rollback waits for the checkpoint that is being written.
+
+Checkpoints beyond those that the run keeps go when the next one is begun, not when one is done: what the
+scheduler can ask to roll back to is there as long as it may ask.
 """
 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import dataclasses
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
 from headway.core.codec import finite_only
-from headway.core.commands import Checkpoint, Publish, Train
-from headway.core.events import CheckpointDone, Event, StepEnded, VersionPublished, WorkerJoined
+from headway.core.commands import Checkpoint, Publish, Rollback, Train
+from headway.core.events import (
+    CheckpointDone,
+    Event,
+    RolledBack,
+    StepEnded,
+    VersionPublished,
+    WorkerJoined,
+)
 from headway.runtime.job import Job, checkpoint_dir, payload_dir
+from headway.trainer.checkpoints import checkpoint_path
 
 if TYPE_CHECKING:
     from headway.core.protocols import Trainer
     from headway.runtime.wire import Link
 
+TrainerCommand = Train | Publish | Checkpoint | Rollback
+
 
 async def serve(job: Job, link: Link) -> None:
     """Load the model, then obey until told to stop."""
     loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer") as compute:
-        trainer = await loop.run_in_executor(compute, _build, job)
+    with (
+        ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer") as compute,
+        ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint") as writer,
+    ):
+        desk = await loop.run_in_executor(compute, Desk, job, writer)
         link.send("event", WorkerJoined("trainer", job.name))
 
-        async def obey(command: Train | Publish | Checkpoint) -> None:
-            link.send("event", await loop.run_in_executor(compute, _obey, trainer, command))
+        async def obey(command: TrainerCommand) -> None:
+            answer = await loop.run_in_executor(compute, desk.obey, command)
+            if isinstance(answer, Future):
+                answer = await asyncio.wrap_future(answer)
+            link.send("event", answer)
 
         async with asyncio.TaskGroup() as tasks:
             while (message := await link.receive()) is not None and message[0] != "stop":
                 if message[0] == "threads":
-                    trainer.set_threads(message[1])
+                    desk.set_threads(message[1])
                 else:
                     tasks.create_task(obey(message[1]))
+        await loop.run_in_executor(compute, desk.retain)
 
 
-def _build(job: Job) -> Trainer:
-    import dataclasses
+class Desk:
+    """Carries out commands, in the computing thread."""
 
+    def __init__(self, job: Job, writer: ThreadPoolExecutor) -> None:
+        self.trainer = build_trainer(job)
+        self._job = job
+        self._writer = writer
+        self._lineage = job.lineage
+        self._saved: int | None = None  # newest checkpoint of this process
+        self._writing: Future[Event] | None = None
+        if job.checkpoint is not None:
+            self._go_on_from(job.checkpoint)
+
+    def set_threads(self, num_threads: int) -> None:
+        """Compute with this many threads from the next micro-batch on; callable from any thread."""
+        self._job = dataclasses.replace(self._job, threads=num_threads)
+        self.trainer.set_threads(num_threads)
+
+    def obey(self, command: TrainerCommand) -> Event | Future[Event]:
+        """Carry out a command; a Checkpoint's answer comes once it is written."""
+        began = stopwatch()
+        match command:
+            case Train():
+                result = self.trainer.step(command.rows, command.lr_scale)
+                compute_s = stopwatch() - began
+                return StepEnded(
+                    command.batch,
+                    command.step,
+                    compute_s,
+                    result.num_tokens,
+                    result.num_trained_tokens,
+                    finite_only(result.metrics),
+                )
+            case Publish():
+                manifest, num_bytes = self.trainer.publish(command.lineage, command.number)
+                publish_s = stopwatch() - began
+                return VersionPublished(command.lineage, command.number, publish_s, manifest, num_bytes)
+            case Checkpoint():
+                return self._save(command.step)
+            case Rollback():
+                return self._roll_back(command)
+
+    def retain(self) -> None:
+        """Drop the checkpoints beyond those that are kept."""
+        if self._writing is not None:
+            self._writing.exception()
+        if self._saved is not None:
+            self.trainer.retain(self._saved)
+
+    def _save(self, step: int) -> Future[Event]:
+        began = stopwatch()
+        self.retain()
+        write = self.trainer.capture(step, lineage=self._lineage)
+
+        def finish() -> Event:
+            path = write()
+            self._saved = step
+            return CheckpointDone(step, path, stopwatch() - began)
+
+        self._writing = self._writer.submit(finish)
+        return self._writing
+
+    def _roll_back(self, command: Rollback) -> Event:
+        if self._writing is not None:
+            self._writing.exception()  # wait: it must not appear after its branch is lost
+        self._saved = None
+        if command.step:
+            self._go_on_from(checkpoint_path(checkpoint_dir(self._job.run_dir), command.step))
+        else:
+            self.trainer = build_trainer(self._job)
+            self.trainer.discard_after(0)
+        self._lineage = command.lineage
+        return RolledBack(command.lineage, command.step)
+
+    def _go_on_from(self, checkpoint: Path) -> None:
+        self.trainer.load(str(checkpoint))
+        self.trainer.discard_after(int(checkpoint.name.rpartition("-")[2]))
+
+
+def build_trainer(job: Job) -> Trainer:
+    """Return a trainer at the run's beginning: the model's own weights and a fresh optimizer."""
     from headway.trainer.local import LocalTrainer
 
     config = job.config
-    trainer = LocalTrainer(
+    return LocalTrainer(
         job.model_dir,
         dataclasses.replace(config.trainer, threads=job.threads),
         config.algorithm,
@@ -56,28 +157,3 @@ def _build(job: Job) -> Trainer:
         seed=config.run.seed,
         keep_checkpoints=config.checkpoint.keep,
     )
-    if job.checkpoint is not None:
-        trainer.load(str(job.checkpoint))
-    return trainer
-
-
-def _obey(trainer: Trainer, command: Train | Publish | Checkpoint) -> Event:
-    began = stopwatch()
-    match command:
-        case Train():
-            result = trainer.step(command.rows)
-            compute_s = stopwatch() - began
-            return StepEnded(
-                command.batch,
-                command.step,
-                compute_s,
-                result.num_tokens,
-                result.num_trained_tokens,
-                finite_only(result.metrics),
-            )
-        case Publish():
-            manifest, num_bytes = trainer.publish(command.lineage, command.number)
-            return VersionPublished(command.lineage, command.number, stopwatch() - began, manifest, num_bytes)
-        case Checkpoint():
-            path = trainer.save(command.step)
-            return CheckpointDone(command.step, path, stopwatch() - began)

@@ -1,19 +1,29 @@
-"""Messages between the driver and its workers: pickled tuples over a socket pair, length first.
+"""Messages between processes: pickled tuples, length first, over sockets of this machine.
 
-Both ends are this project's own processes on one machine; nothing else can reach the sockets.
+The driver holds one end of a socket pair to each worker. Workers meet one another at an address, a name in
+the kernel's own (abstract) space: nothing of it lies in a file system, it goes with the process that listens,
+and who starts that process anew listens under the same name again. A message is unpickled only when the other
+end is a process of the same user, so that nobody else can speak to a worker, nor pretend to be one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import socket
+import struct
+from collections.abc import Callable
 from typing import Any
+
+from headway.core.errors import HeadwayError
 
 Message = tuple[Any, ...]
 
 _HEAD_BYTES = 8
 _LIMIT_BYTES = 1 << 20  # of the stream's buffer; messages may be longer
+_PEER = struct.Struct("3i")  # pid, uid, gid
+_TAKEN_TRIES, _TAKEN_WAIT_S = 50, 0.1  # an address is taken until its last owner's process is gone
 
 
 class Link:
@@ -59,3 +69,51 @@ class Link:
 def socket_pair() -> tuple[socket.socket, socket.socket]:
     """Return two connected sockets that are not inherited unless passed on by number."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def address(run_id: str, name: str) -> str:
+    """Return where a worker of this life of a run is met; the driver's process tells lives apart."""
+    return f"headway-{run_id}-{os.getpid()}-{name}"
+
+
+async def listen(at: str, met: Callable[[Link], object]) -> asyncio.Server:
+    """Call `met` with each connection to an address.
+
+    Waits a while for a process that listened there before and is about to be gone. Raises HeadwayError when
+    the address stays taken.
+    """
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if _own(writer):
+            met(Link(reader, writer))
+        else:
+            writer.close()
+
+    tries = 0
+    while True:
+        try:
+            return await asyncio.start_unix_server(accept, "\0" + at, limit=_LIMIT_BYTES)
+        except OSError as error:
+            tries += 1
+            if tries >= _TAKEN_TRIES:
+                raise HeadwayError(f"a worker's address must be free: {error}", value=at) from error
+        await asyncio.sleep(_TAKEN_WAIT_S)
+
+
+async def connect(at: str) -> Link | None:
+    """Return a connection to an address, None while nobody of ours listens there."""
+    try:
+        reader, writer = await asyncio.open_unix_connection("\0" + at, limit=_LIMIT_BYTES)
+    except OSError:
+        return None
+    if _own(writer):
+        return Link(reader, writer)
+    writer.close()
+    return None
+
+
+def _own(writer: asyncio.StreamWriter) -> bool:
+    """Say whether the process at the other end is this user's."""
+    end: socket.socket = writer.get_extra_info("socket")
+    peer = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return _PEER.unpack(peer)[1] == os.geteuid()

@@ -19,13 +19,14 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee
 from headway.sandbox import files
+from headway.sandbox.copies import copy_tree
 from headway.sandbox.layout import SANDBOX_ENV, VIEW_TOOLS, Layout, find_bwrap
 from headway.sandbox.preflight import guarantees, unavailable
 from headway.sandbox.process import Limits, run_contained
@@ -34,6 +35,8 @@ from headway.sandbox.settings import SandboxSettings
 
 class BubblewrapProvider:
     """Makes sandboxes with bubblewrap."""
+
+    snapshots = True
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self._settings = settings or SandboxSettings()
@@ -70,6 +73,38 @@ class BubblewrapProvider:
         sandbox = BubblewrapSandbox(sandbox_id, labels, self)
         self._live[sandbox_id] = sandbox
         return sandbox
+
+    async def alive(self, sandbox_id: str) -> bool:
+        """Say whether a sandbox's work folder is the one that was made; it has nothing else that lasts."""
+        sandbox = self._live.get(sandbox_id)
+        return sandbox is not None and sandbox.intact
+
+    async def snapshot(self, sandbox_id: str, path: Path) -> None:
+        """Copy the work folder to `path` (copies.py says what is kept of it).
+
+        Raises SandboxError when there is no such sandbox, or it cannot be copied.
+        """
+        sandbox = self._live.get(sandbox_id)
+        if sandbox is None:
+            raise SandboxError("only a live sandbox can be copied", value=sandbox_id)
+        await sandbox.copy_to(path)
+
+    async def restore(self, sandbox_id: str, labels: Mapping[str, str], path: Path) -> BubblewrapSandbox:
+        """Make a sandbox whose work folder is a copy of a snapshot.
+
+        Raises SandboxError when the snapshot is not there; nothing is left behind then.
+        """
+        sandbox = await self.create(sandbox_id, labels)
+        try:
+            await sandbox.copy_from(path)
+        except BaseException:
+            await sandbox.terminate()
+            raise
+        return sandbox
+
+    async def discard(self, path: Path) -> None:
+        """Remove a snapshot; idempotent."""
+        await asyncio.to_thread(files.remove_tree, path)
 
     async def list(self, labels: Mapping[str, str]) -> list[str]:
         """Return ids of this provider's live sandboxes whose labels include these."""
@@ -141,6 +176,7 @@ class BubblewrapSandbox:
         self.labels = dict(labels)
         self._provider = provider
         self._folder: Path | None = None
+        self._inode = 0  # of the folder, which somebody might replace
         self._turn = asyncio.Lock()
         self._terminated = False
 
@@ -184,6 +220,28 @@ class BubblewrapSandbox:
         async with self._turn:
             return files.read_file(self._work(), path, max_bytes)
 
+    @property
+    def intact(self) -> bool:
+        """Whether the work folder is there, or was never made."""
+        if self._folder is None:
+            return not self._terminated
+        try:
+            return self._folder.lstat().st_ino == self._inode
+        except OSError:
+            return False
+
+    async def copy_to(self, path: Path) -> None:
+        """Copy the work folder to a new `path`; a command that runs ends first."""
+        async with self._turn:
+            await _to_its_end(copy_tree, self._work(), path)
+
+    async def copy_from(self, path: Path) -> None:
+        """Begin with a copy of `path` as the work folder."""
+        async with self._turn:
+            folder = self._place()
+            await _to_its_end(copy_tree, path, folder)
+            self._folder, self._inode = folder, folder.lstat().st_ino
+
     async def terminate(self) -> None:
         """End the running command within a tenth of a second and remove the files; idempotent."""
         self._terminated = True
@@ -197,23 +255,27 @@ class BubblewrapSandbox:
 
     def _work(self) -> Path:
         """Return the work folder, made at first use."""
-        if self._terminated:
-            raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         if self._folder is None:
-            folder = (
-                self._provider.root()
-                / quote(self.labels.get("run", "none"), safe="")
-                / quote(self._id, safe="")
-            )
+            folder = self._place()
             owner = self._provider.layout().owner
             try:
                 folder.mkdir(mode=0o700, parents=True)
                 if owner is not None:
                     os.chown(folder, owner, owner)
+                self._inode = folder.lstat().st_ino
             except OSError as error:
                 raise SandboxError(f"a work folder cannot be made: {error}", value=str(folder)) from error
             self._folder = folder
+        elif self._terminated:
+            raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         return self._folder
+
+    def _place(self) -> Path:
+        """Return where the work folder is to be."""
+        if self._terminated:
+            raise SandboxError("a terminated sandbox cannot be used", value=self._id)
+        run = quote(self.labels.get("run", "none"), safe="")
+        return self._provider.root() / run / quote(self._id, safe="")
 
     def _over_quota(self, folder: Path) -> Cause | None:
         if self._terminated:
@@ -224,3 +286,13 @@ class BubblewrapSandbox:
         if num_bytes > max_bytes:
             return "disk"
         return "inodes" if num_files > settings.max_files else None
+
+
+async def _to_its_end(work: Callable[[Path, Path], None], source: Path, target: Path) -> None:
+    """Do blocking work in a thread; a cancelled caller waits for its end, for nobody else may touch both."""
+    done = asyncio.get_running_loop().run_in_executor(None, work, source, target)
+    try:
+        await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait([done])
+        raise

@@ -52,6 +52,7 @@ def guarantees(*, pids: bool) -> list[Guarantee]:
         Guarantee("output", "enforced"),
         Guarantee("nested_namespaces", "enforced"),
         Guarantee("file_size", "enforced"),
+        Guarantee("snapshot", "enforced"),
         Guarantee("memory", "best-effort", f"the limit holds for each process; {cgroups}"),
         Guarantee("cpu", "best-effort", "the limit holds for each process; the wall limit bounds the sum"),
         Guarantee("disk", "best-effort", "/tmp has a size; the work folder is looked at ten times a second"),

@@ -30,6 +30,11 @@ class SandboxSettings:
         30.0, "Seconds in which a sandbox must be ready before it counts as an infrastructure failure.", gt=0
     )
     max_live: int = setting(16, "Sandboxes that exist at once, those of verifiers included.", ge=2)
+    max_starts_per_s: float = setting(
+        0.0,
+        "Sandboxes started in a second, averaged over a second; 0 for no limit. For providers that limit it.",
+        ge=0,
+    )
     directory: str = setting(
         "", "Folder for the sandboxes' work folders; empty for one of your own under the temporary folder."
     )

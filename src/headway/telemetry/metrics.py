@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from headway.core import commands, events, notes
 from headway.core.records import Latency
-from headway.telemetry.depth import QueueDepth
+from headway.telemetry.depth import Level, QueueDepth
 from headway.telemetry.driver import DriverCost
 from headway.telemetry.groups import Groups
 from headway.telemetry.ledger import Ledger
+from headway.telemetry.pruning import Pruning
 from headway.telemetry.records import Entry, Stat
 from headway.telemetry.rollouts import FinishedRollout, Rollouts
 from headway.telemetry.run_facts import RunFacts, facts_of
@@ -47,6 +48,11 @@ class RunMetrics:
         self.ledger = Ledger()
         self.groups = Groups(self.facts.solved_reward)
         self.depth = QueueDepth()
+        self.pruning = Pruning(self.facts.solved_reward)
+        self.concurrency = Level()  # how many rollouts may be in flight, from the first note on
+        self.limits_concurrency = False
+        self.num_hard_trims = 0
+        self.guard_alarms: dict[str, int] = {}  # by metric
         self.driver = DriverCost()
         self.outcome = "unfinished"
         self.message = ""
@@ -61,6 +67,7 @@ class RunMetrics:
         self.num_refills = 0
         self.num_superseded = 0
         self.warnings: list[dict[str, Any]] = []
+        self.settings_changed: list[dict[str, Any]] = []
         self.failed_attempts: dict[str, int] = {}
         self.latency = {name: Tails() for name in LATENCY_PARTS}
         self.end_to_end, self.tokens, self.turns, self.tool_calls = Tails(), Tails(), Tails(), Tails()
@@ -105,6 +112,8 @@ class RunMetrics:
         self.now = max(self.now, t)
         self.window.advance(t)
         self.depth.advance(t)
+        if self.limits_concurrency:
+            self.concurrency.advance(t)
 
     def _event(self, t: float, event: events.Event) -> None:
         match event:
@@ -112,6 +121,8 @@ class RunMetrics:
                 self._rollouts.turn_ended(event)
             case events.ToolEnded():
                 self._rollouts.tool_ended(event)
+            case events.RolloutResumed():
+                self._rollouts.resumed_rollout(event)
             case events.SandboxWanted():
                 self._rollouts.sandbox_wanted(event)
             case events.SandboxReady() if event.sandbox not in self.sandboxes_started:
@@ -146,6 +157,10 @@ class RunMetrics:
                 self._warn(t, "worker_lost", f"{event.role} {event.worker} ended unasked: {event.cause}")
             case events.ReplicaLost():
                 self._warn(t, "replica_lost", f"generator {event.replica} was lost: {event.cause}")
+            case events.SettingChanged():
+                self.facts = self.facts.changed(event.key, event.value)
+                step = self.steps.steps_ended
+                self.settings_changed.append({"t": t, "step": step, "key": event.key, "value": event.value})
             case events.CommandRefused():
                 self._warn(t, "command_refused", f"{event.command} {event.target}: {event.message}")
             case _:
@@ -156,6 +171,7 @@ class RunMetrics:
             case notes.RolloutSettled():
                 self.ledger.settled(note)
                 self.groups.rollout_settled(note)
+                self.pruning.settled(note)
                 self.depth.rollout_settled(note.group, note.rollout)
             case notes.RolloutRevived():
                 self.ledger.revived(note)
@@ -172,6 +188,15 @@ class RunMetrics:
                 self.failed_attempts[note.owner] = self.failed_attempts.get(note.owner, 0) + 1
             case notes.Refilled():
                 self.num_refills += 1
+            case notes.PruneAudited():
+                self.pruning.audited(note)
+            case notes.ConcurrencyChanged():
+                self.limits_concurrency = True
+                self.concurrency.advance(t)
+                self.concurrency.set(note.limit)
+                self.num_hard_trims += note.reason.startswith("hard")
+            case notes.GuardAlarm():
+                self.guard_alarms[note.metric] = self.guard_alarms.get(note.metric, 0) + 1
             case notes.VersionSuperseded():
                 self.num_superseded += 1
             case notes.Stopping():
@@ -243,6 +268,7 @@ class RunMetrics:
         self.lost_flops += sum(record.flops or 0.0 for record in lost)
         self.num_resumes += 1
         self.window.resumed(self.now)
+        self.concurrency.skip_to(t)
         self.steps.resumed(event.step)
         self.depth.resumed(t)
         self._rollouts.resumed()

@@ -83,7 +83,9 @@ class Progress:
         for note in entry.notes:
             lines += self._note(note)
         for command in entry.commands:
-            if isinstance(command, commands.Finish):
+            if isinstance(command, commands.RestartWorker):
+                lines.append(f"{command.role} {command.worker} is started anew")
+            elif isinstance(command, commands.Finish):
                 word = "failed" if command.failed else "finished"
                 lines.append(f"{word} ({command.outcome}) after {seconds(entry.t)}: {command.message}")
         return [_cut(line) for line in lines]
@@ -142,8 +144,13 @@ class Progress:
         points = self._metrics.steps.evals
         first = points[0].reward if len(points) > 1 else None
         change = "" if first is None else f" ({note.mean_reward - first:+.3f} since version {points[0].step})"
-        rollouts = f"{note.num_rollouts} rollouts"
-        return f"evaluation of version {note.number}: {note.mean_reward:.3f}{change}, {rollouts}{failed}"
+        passed = f"pass@1 {percent(note.pass_at_1)}"
+        if note.n > 1:
+            passed += f", pass@{note.n} {percent(note.pass_at_n)}"
+        return (
+            f"evaluation of version {note.number}: {note.mean_reward:.3f}{change}, {passed}, "
+            f"{note.num_rollouts} rollouts{failed}"
+        )
 
 
 def _header() -> str:

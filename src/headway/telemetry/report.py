@@ -15,11 +15,12 @@ from rich.text import Text
 
 from headway.telemetry.driver import OVERHEAD_TARGET
 from headway.telemetry.ledger import FATES, KEPT
+from headway.telemetry.pruning import SOURCES
 from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds, sparkline
 
 WIDTH = 100
 Summary = Mapping[str, Any]
-_PARTS = ("queue", "sandbox_start", "prefill", "decode", "tool", "score")
+_PARTS = ("queue", "parked", "sandbox_start", "prefill", "decode", "tool", "score")
 _TAIL = ("mean", "p50", "p90", "p99", "max")
 _COURSE = ("first", "last", "mean", "max")
 _REWARD = "rl.reward."
@@ -27,7 +28,7 @@ _WATCHED = (
     ("loss", "loss"),
     ("gradient norm", "grad_norm"),
     ("clipped share", "clip_fraction"),
-    ("KL (sampled, trained), nats", "kl_mu_pi"),
+    ("KL (sampled, trained), nats", "mismatch_kl"),
     ("entropy, nats", "entropy"),
 )
 _MEANING = {
@@ -57,6 +58,7 @@ def report_text(summary: Summary, series: Sequence[Mapping[str, Any]]) -> str:
         ("Discarded", _discards(summary)),
         ("Evaluation", _evaluation(summary)),
         ("Driver", _driver(summary)),
+        ("Settings that changed", _changes(summary)),
         ("Warnings", _warnings(summary)),
     ]
     for title, parts in sections:
@@ -84,6 +86,9 @@ def _outcome(summary: Summary) -> list[RenderableType]:
             f"{summary['conservation.open']} of {summary['conservation.started']} are open, "
             f"{summary['conservation.settled_twice']} settled twice"
         )
+    if alarms := summary["rl.guard.alarms"]:
+        what = ", ".join(f"{metric} {count}" for metric, count in alarms.items())
+        lines.append(f"the guard raised {sum(alarms.values())} alarms ({what}); see the warnings")
     usd = summary["rl.cost.usd"]
     if usd is not None:
         mtok = number(summary["rl.cost.usd_per_mtok"], 2)
@@ -142,6 +147,12 @@ def _rates(summary: Summary) -> list[RenderableType]:
         f"Groups on their way: {number(every['mean'], 1)} (at most {number(every['max'], 0)}); waiting with "
         f"signal: {number(signal['mean'], 1)} (at most {number(signal['max'], 0)})."
     )
+    limit = summary["rl.concurrency.limit"]
+    if limit["mean"] is not None:
+        lines.append(
+            f"Rollouts that might be in flight: {number(limit['mean'], 1)} (at most "
+            f"{number(limit['max'], 0)}); hard trims: {summary['rl.concurrency.hard_trims']}."
+        )
     return [Text(line) for line in lines]
 
 
@@ -214,7 +225,7 @@ def _staleness(summary: Summary) -> list[RenderableType]:
 def _discards(summary: Summary) -> list[RenderableType]:
     reasons = [f for f in FATES if f not in KEPT and summary[f"rl.discard.{f}.rollouts"]]
     if not reasons:
-        return [Text("nothing")]
+        return [Text("nothing"), *_pruned(summary)]
     table = _table("reason", "rollouts", "tokens")
     for reason in reasons:
         rollouts, tokens = (summary[f"rl.discard.{reason}.{what}"] for what in ("rollouts", "tokens"))
@@ -224,17 +235,38 @@ def _discards(summary: Summary) -> list[RenderableType]:
         f"{percent(summary['rl.discard.rollout_fraction'])} of the settled train rollouts, "
         f"{percent(summary['rl.discard.token_fraction'])} of their sampled tokens"
     )
-    return [table, Text(shares)]
+    return [table, Text(shares), *_pruned(summary)]
+
+
+def _pruned(summary: Summary) -> list[RenderableType]:
+    counts = {source: summary[f"rl.prune.{source}.rollouts"] for source in SOURCES}
+    lines: list[str] = []
+    if any(counts.values()):
+        what = ", ".join(f"{source} {count}" for source, count in counts.items() if count)
+        lines.append(
+            f"pruned by {what}; they had sampled {number(summary['rl.prune.length_ratio'], 2)} times the "
+            "tokens of a finished rollout when they were ended"
+        )
+    if summary["rl.prune.audited"]:
+        lines.append(
+            f"of {summary['rl.prune.audited']} audited rollouts that would have been pruned, "
+            f"{percent(summary['rl.prune.wrong_fraction'])} ended above their group's mean and "
+            f"{percent(summary['rl.prune.audited_solved_fraction'])} were solved"
+        )
+    return [Text(line) for line in lines]
 
 
 def _evaluation(summary: Summary) -> list[RenderableType]:
     points = summary["rl.eval.points"]
     if not points:
         return []
-    table = _table("version", "time", "reward", "rollouts")
+    several = points[-1]["n"] > 1
+    titles = [f"pass@{points[-1]['n']}"] if several else []
+    table = _table("version", "time", "reward", "pass@1", *titles, "rollouts")
     for point in points:
-        cells = (seconds(point["t"]), number(point["reward"], 3), str(point["num_rollouts"]))
-        table.add_row(str(point["step"]), *cells)
+        cells = [seconds(point["t"]), number(point["reward"], 3), percent(point["pass_at_1"])]
+        cells += [percent(point["pass_at_n"])] if several else []
+        table.add_row(str(point["step"]), *cells, str(point["num_rollouts"]))
     failed = summary["rl.eval.num_failed"]
     return [table, Text(f"{failed} rollouts failed and are not counted")] if failed else [table]
 
@@ -250,6 +282,13 @@ def _driver(summary: Summary) -> list[RenderableType]:
             f"{percent(OVERHEAD_TARGET)}: scheduler {seconds(summary['rl.driver.scheduler_s'])}, "
             f"journal {seconds(summary['rl.driver.journal_s'])}"
         )
+    ]
+
+
+def _changes(summary: Summary) -> list[RenderableType]:
+    return [
+        Text(f"{change['key']} = {json.dumps(change['value'])} from step {change['step'] + 1} on")
+        for change in summary["settings_changed"]
     ]
 
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headway.core.commands import StartRollout
-from headway.core.events import RolloutEnded, SandboxReady, SandboxWanted, Scored, ToolEnded, TurnEnded
+from headway.core.events import (
+    RolloutEnded,
+    RolloutResumed,
+    SandboxReady,
+    SandboxWanted,
+    Scored,
+    ToolEnded,
+    TurnEnded,
+)
 from headway.core.records import Latency, Purpose
 
 
@@ -19,6 +27,7 @@ class _Open:
 
     start: StartRollout
     started: float
+    parked_s: float = 0.0
     sandbox_start_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -106,6 +115,11 @@ class Rollouts:
             known = attempt.oldest_tool_version
             attempt.oldest_tool_version = version if known is None else min(known, version)
 
+    def resumed_rollout(self, event: RolloutResumed) -> None:
+        """A parked rollout goes on."""
+        if attempt := self._attempt(event.rollout, event.attempt):
+            attempt.parked_s += event.parked_s
+
     def ended(self, event: RolloutEnded) -> None:
         """The environment is done."""
         if attempt := self._attempt(event.rollout, event.attempt):
@@ -158,6 +172,7 @@ def _latency(attempt: _Open, scored: Scored, whole: float) -> Latency:
     parts are then scaled to it and nothing is left for the queue.
     """
     parts = {
+        "parked_s": attempt.parked_s,
         "sandbox_start_s": attempt.sandbox_start_s + scored.sandbox_start_s,
         "prefill_s": attempt.prefill_s,
         "decode_s": attempt.decode_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.facts import ModelFacts
@@ -31,6 +31,18 @@ class RunFacts:
         if self.bound is None:
             return None
         return {0: "sync", 1: "one-step-off"}.get(self.bound, "async")
+
+    def changed(self, key: str, value: Any) -> RunFacts:
+        """Return the facts after a setting changed; those of most settings are no facts."""
+        match key:
+            case "queue.bound":
+                return replace(self, bound=value)
+            case "stop.steps":
+                return replace(self, stop_steps=value or None)
+            case "stop.wall_s":
+                return replace(self, stop_wall_s=value or None)
+            case _:
+                return self
 
     def train_flops(self, num_tokens: int, sequence_tokens: float) -> float | None:
         """FLOPs of training on `num_tokens` tokens at this mean length; None when the model is unknown."""

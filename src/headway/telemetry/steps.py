@@ -81,6 +81,9 @@ class EvalPoint:
     reward: float | None
     num_rollouts: int
     num_failed: int
+    pass_at_1: float | None = None  # None as for the reward
+    pass_at_n: float | None = None
+    n: int = 1  # rollouts of a task
 
 
 class StepSeries:
@@ -180,7 +183,17 @@ class StepSeries:
     def eval_ended(self, t: float, note: EvalEnded) -> EvalPoint:
         """An evaluation is complete."""
         reward = note.mean_reward if note.num_rollouts else None
-        point = EvalPoint(note.number, t, reward, note.num_rollouts, note.num_failed)
+        known = note.num_rollouts > 0
+        point = EvalPoint(
+            note.number,
+            t,
+            reward,
+            note.num_rollouts,
+            note.num_failed,
+            note.pass_at_1 if known else None,
+            note.pass_at_n if known else None,
+            note.n,
+        )
         self.evals.append(point)
         for record in reversed(self.records):
             if record.step == note.number:

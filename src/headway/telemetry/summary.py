@@ -8,6 +8,7 @@ measured, the keys under rl.loss those that the trainer did.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from headway.core.facts import MFU_CONVENTION
@@ -26,6 +27,7 @@ def summary_of(metrics: RunMetrics) -> dict[str, Any]:
         **_rates(metrics),
         **_staleness(metrics),
         **metrics.ledger.discards(),
+        **metrics.pruning.summary(metrics.tokens.summary()["mean"]),
         **metrics.groups.summary(),
         **_rollouts(metrics),
         **_reward_metrics(metrics),
@@ -49,6 +51,7 @@ def _run(metrics: RunMetrics) -> dict[str, Any]:
         "wall_s": metrics.now,
         "num_rollouts": metrics.num_rollouts,
         "num_resumes": metrics.num_resumes,
+        "settings_changed": metrics.settings_changed,
         "reward.first": first,
         "reward.last": last,
     }
@@ -84,6 +87,9 @@ def _rates(metrics: RunMetrics) -> dict[str, Any]:
         "rl.queue.depth.all": metrics.depth.all.summary(),
         "rl.queue.depth.signal": metrics.depth.signal.summary(),
         "rl.queue.refills": metrics.num_refills,
+        "rl.concurrency.limit": metrics.concurrency.summary(),
+        "rl.concurrency.hard_trims": metrics.num_hard_trims,
+        "rl.guard.alarms": dict(sorted(metrics.guard_alarms.items())),
     }
 
 
@@ -140,10 +146,9 @@ def _evaluation(metrics: RunMetrics) -> dict[str, Any]:
         "rl.eval.num_evaluations": len(points),
         "rl.eval.num_rollouts": sum(point.num_rollouts for point in points),
         "rl.eval.num_failed": sum(point.num_failed for point in points),
-        "rl.eval.points": [
-            {"step": point.step, "t": point.t, "reward": point.reward, "num_rollouts": point.num_rollouts}
-            for point in points
-        ],
+        "rl.eval.pass_at.1": points[-1].pass_at_1 if points else None,
+        "rl.eval.pass_at.n": points[-1].pass_at_n if points else None,
+        "rl.eval.points": [asdict(point) for point in points],
     }
 
 

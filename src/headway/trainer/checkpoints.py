@@ -1,12 +1,16 @@
-"""Which checkpoints of a directory are complete. No torch.
+"""Which checkpoints of a directory are complete, undamaged, and of the surviving branch. No torch.
 
-Invariant: a checkpoint is written under another name, its manifest last, fsynced, and renamed; it counts only
-if every file in the manifest has its size. So resume never picks an incomplete one.
+Invariant: a checkpoint is written under another name, its record last, fsynced, and renamed; it counts only
+if every file in the record has its size, and is gone on from only if every file has its SHA-256. So resume
+never picks an incomplete or a damaged one.
+A rollback or a resume from an older checkpoint leaves newer ones behind whose steps are lost. They are of a
+lower lineage than the steps that replace them: `survives` tells them by that, `discard_after` removes them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -15,10 +19,10 @@ from headway.core.errors import HeadwayError
 from headway.weights.atomic import remove_directory, whole_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)")
 
@@ -29,42 +33,53 @@ def checkpoint_path(directory: Path, step: int) -> Path:
 
 
 @contextlib.contextmanager
-def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Generator[Path]:
+def writing(directory: Path, step: int, facts: Mapping[str, Any], *, lineage: int = 0) -> Generator[Path]:
     """Yield a directory to fill; at the end it becomes the checkpoint of `step`, whole and durable.
 
-    `facts` are JSON values for the manifest.
+    Args:
+        directory: where checkpoints live.
+        step: optimizer steps applied.
+        facts: JSON values for the record.
+        lineage: the life whose steps these are.
     """
     with whole_directory(checkpoint_path(directory, step), durable=True) as staging:
         yield staging
         files = {
-            str(path.relative_to(staging)): path.stat().st_size
+            str(path.relative_to(staging)): {"num_bytes": path.stat().st_size, "sha256": _sha256(path)}
             for path in sorted(staging.rglob("*"))
             if path.is_file()
         }
-        manifest = {"format": FORMAT, "step": step, **facts, "files": files}
-        (staging / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        record = {"format": FORMAT, "step": step, "lineage": lineage, **facts, "files": files}
+        (staging / MANIFEST).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest.
+def read_checkpoint(path: Path, *, hashes: bool = False) -> dict[str, Any]:
+    """Return a checkpoint's record; with `hashes` every file is read and compared with it.
 
-    Raises HeadwayError when the checkpoint is not there, incomplete, or of another format.
+    Raises HeadwayError when the checkpoint is not there, incomplete, damaged, or of another format.
     """
     try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        found, files = manifest["format"], dict(manifest["files"])
+        record: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        found, files = record["format"], dict(record["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise HeadwayError(f"checkpoint {path} must have a readable {MANIFEST}; {error}") from error
     if found != FORMAT:
         raise HeadwayError(f"checkpoint {path} must have format {FORMAT}", value=found)
-    for name, num_bytes in files.items():
-        file = path / name
+    for name, facts in files.items():
+        file, num_bytes = path / name, facts["num_bytes"]
         size = file.stat().st_size if file.is_file() else -1
         if size != num_bytes:
             raise HeadwayError(
                 f"checkpoint {path} is incomplete: {name} must have {num_bytes} bytes", value=size
             )
-    return manifest
+        if hashes and _sha256(file) != facts["sha256"]:
+            raise HeadwayError(f"checkpoint {path} is damaged: the SHA-256 of {name} is not the record's")
+    return record
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
@@ -82,10 +97,23 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def latest_checkpoint(directory: Path) -> Path | None:
-    """Return the newest complete checkpoint, or None."""
-    found = complete_checkpoints(directory)
-    return found[-1] if found else None
+def survives(step: int, lineage: int, forks: Sequence[int]) -> bool:
+    """Say whether the weights after `step` steps of a lineage are an ancestor of the newest ones.
+
+    `forks[l]` is the step at which lineage l + 1 left l.
+    """
+    return step <= min(forks[lineage:], default=step)
+
+
+def latest_checkpoint(directory: Path, forks: Sequence[int] = ()) -> Path | None:
+    """Return the newest undamaged checkpoint of the surviving branch, or None."""
+    for path in reversed(complete_checkpoints(directory)):
+        with contextlib.suppress(HeadwayError):  # damaged: an older one then
+            record = read_checkpoint(path)
+            if survives(record["step"], record["lineage"], forks):
+                read_checkpoint(path, hashes=True)
+                return path
+    return None
 
 
 def retain(directory: Path, step: int, keep: int) -> None:
@@ -100,4 +128,11 @@ def retain(directory: Path, step: int, keep: int) -> None:
     kept = [path for path in found if path <= checkpoint_path(directory, step)][-keep:]
     for path in found:
         if path not in kept:
+            remove_directory(path)
+
+
+def discard_after(directory: Path, step: int) -> None:
+    """Remove complete checkpoints newer than `step`: the run goes on from there, and their steps are lost."""
+    for path in complete_checkpoints(directory):
+        if path > checkpoint_path(directory, step):
             remove_directory(path)

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError
 
-from headway.algorithms.losses import LOSSES
-from headway.algorithms.losses.apply import apply_loss
+from headway.algorithms.advantages import load_advantage
+from headway.algorithms.corrections import load_correction
+from headway.algorithms.losses import load_loss
+from headway.algorithms.losses.apply import LossInputs, apply_loss
 from headway.core.errors import HeadwayError
 from headway.core.protocols import StepResult
 from headway.trainer import checkpoints
+from headway.trainer.batch_wide import BatchWide, batch_advantages, kept_tokens
 from headway.trainer.packing import num_positions, pack
 from headway.trainer.policy import TrainedPolicy
 from headway.trainer.schedule import learning_rate
@@ -28,15 +32,15 @@ from headway.weights.manifest import read_manifest
 from headway.weights.publish import write_adapter, write_full
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from headway.algorithms.normaliser import Denominators
     from headway.algorithms.settings import AlgorithmSettings
     from headway.core.commands import Row
-    from headway.trainer.sequences import FetchedRow
+    from headway.trainer.packing import PackedRow
+    from headway.trainer.sequences import FetchedRow, TrainSequence
     from headway.trainer.settings import TrainerSettings
 
 MAX_NONFINITE_STEPS = 3  # in a row
@@ -49,7 +53,7 @@ class LocalTrainer:
     Args:
         model: a checkpoint directory, or a loaded model that this trainer then owns.
         settings: of the trainer; `threads` is set for the whole process.
-        algorithm: loss and normaliser.
+        algorithm: batch-wide half of the advantage, loss, correction, KL penalty and normaliser.
         payload_dir: where rows' payloads are.
         weights_dir: where versions are published; shared memory or the run directory.
         checkpoint_dir: where checkpoints are written.
@@ -73,12 +77,17 @@ class LocalTrainer:
         self._take_threads()
         self._settings = settings
         self._algorithm = algorithm
-        self._loss = LOSSES.load(algorithm.loss)
+        self._advantage = load_advantage(algorithm)
+        self._loss = load_loss(algorithm)
+        self._correction = load_correction(algorithm)
         self._payload_dir = payload_dir
         self._weights_dir = weights_dir
         self._checkpoint_dir = checkpoint_dir
         self._keep_checkpoints = keep_checkpoints
         self._policy = TrainedPolicy(_loaded(model), settings, seed)
+        if algorithm.kl_coef > 0:
+            with self._policy.as_reference():  # a reference that is not there is found out now
+                pass
         self._optimizer = torch.optim.AdamW(
             self._policy.trainable().values(),
             lr=settings.learning_rate,
@@ -97,8 +106,8 @@ class LocalTrainer:
         """Optimizer steps applied, skipped ones included."""
         return self._steps
 
-    def step(self, rows: Sequence[Row]) -> StepResult:
-        """Take one optimizer step on a whole batch.
+    def step(self, rows: Sequence[Row], lr_scale: float = 1.0) -> StepResult:
+        """Take one optimizer step on a whole batch; `lr_scale` multiplies the learning rate.
 
         A step whose loss or gradient is not finite leaves the weights as they are, counts as a step (the
         version's number rises) and reports `nonfinite` 1; metrics that are not finite are left out.
@@ -106,10 +115,10 @@ class LocalTrainer:
         Raises HeadwayError for rows that cannot be trained, and when more than MAX_NONFINITE_STEPS steps in
         a row were not finite.
         """
-        fetched = fetch_rows(rows, self._payload_dir, self._policy.vocab)
+        fetched = self._fetch(rows)
         self.zero_grad()
-        sums = self._forward_backward(fetched, count(fetched))
-        metrics = sums.metrics() | self.optim_step()
+        sums = self._forward_backward(fetched, self._batch_wide(fetched))
+        metrics = sums.metrics() | self.optim_step(lr_scale)
         if (num := self._num_nonfinite) > MAX_NONFINITE_STEPS:
             names = ", ".join(row.rollout for row in rows[:8])
             rule = f"loss and gradient must be finite; {num} steps in a row were not, the last {self._steps}"
@@ -128,26 +137,17 @@ class LocalTrainer:
         if policy == "reference":
             with self._policy.as_reference():
                 return self.forward(rows)
-        fetched = fetch_rows(rows, self._payload_dir, self._policy.vocab)
-        sequences = build_sequences(
-            fetched, count(fetched), self._algorithm, steps=self._steps, lineage=self._lineage
-        )
-        found: dict[int, Tensor] = {}
-        with torch.no_grad():
-            for row in pack(sequences, self._settings.micro_batch_tokens):
-                self._take_threads()
-                logp, _ = self._policy.logprobs(row)
-                found |= dict(zip(row.members, logp.split(row.lengths), strict=True))
-        flat = iter([found.get(index, torch.empty(0)) for index in range(len(sequences))])
+        fetched = self._fetch(rows)
+        flat = iter(self._logprobs(self._sequences(fetched, BatchWide(count(fetched)))))
         return [[next(flat) for _ in item.samples] for item in fetched]
 
-    def denominators(self, rows: Sequence[Row]) -> Denominators:
-        """Return the denominators of a whole optimizer batch."""
-        return count(fetch_rows(rows, self._payload_dir, self._policy.vocab))
+    def batch_wide(self, rows: Sequence[Row]) -> BatchWide:
+        """Return what only a whole optimizer batch tells: denominators and the batch-wide halves' answers."""
+        return self._batch_wide(self._fetch(rows))
 
-    def forward_backward(self, rows: Sequence[Row], denominators: Denominators) -> BatchSums:
+    def forward_backward(self, rows: Sequence[Row], wide: BatchWide) -> BatchSums:
         """Add the gradient of a part of a batch; parts in any split and order add up to the whole's."""
-        return self._forward_backward(fetch_rows(rows, self._payload_dir, self._policy.vocab), denominators)
+        return self._forward_backward(self._fetch(rows), wide)
 
     def zero_grad(self) -> None:
         """Forget the gradient gathered so far."""
@@ -158,14 +158,14 @@ class LocalTrainer:
         """Return the gradient gathered so far, by parameter name."""
         return {name: p.grad for name, p in self._policy.trainable().items() if p.grad is not None}
 
-    def optim_step(self) -> dict[str, float]:
-        """Clip the gathered gradient, apply it and forget it.
+    def optim_step(self, lr_scale: float = 1.0) -> dict[str, float]:
+        """Clip the gathered gradient, apply it at `lr_scale` times the learning rate, and forget it.
 
         Returns:
             `grad_norm` before clipping, `learning_rate`, and `nonfinite`: 1 when the update was skipped.
         """
         parameters = list(self._policy.trainable().values())
-        rate = learning_rate(self._settings, self._steps + 1)
+        rate = learning_rate(self._settings, self._steps + 1) * lr_scale
         norm = torch.nn.utils.clip_grad_norm_(parameters, self._settings.max_grad_norm).item()
         finite = math.isfinite(norm) and math.isfinite(self._loss_sum)
         if finite:
@@ -198,40 +198,68 @@ class LocalTrainer:
         self._lineage = lineage
         return str(path), read_manifest(path).num_bytes
 
-    def save(self, step: int) -> str:
+    def save(self, step: int, *, lineage: int = 0) -> str:
         """Write a checkpoint, whole or not at all, and drop the oldest; return its path."""
+        path = self.capture(step, lineage=lineage)()
+        self.retain(step)
+        return path
+
+    def capture(self, step: int, *, lineage: int = 0) -> Callable[[], str]:
+        """Copy everything that a checkpoint holds, and return what writes it, whole or not at all.
+
+        The copy takes as much memory again as the trained weights and the optimizer's state do. It may be
+        written in any thread while the trainer goes on; that returns the checkpoint's path.
+        """
         if step != self._steps:
             rule = f"a checkpoint's step must be the {self._steps} optimizer steps applied"
             raise HeadwayError(rule, value=step)
         facts = {"kind": "full" if self._settings.full else "lora"}
-        try:
-            with checkpoints.writing(self._checkpoint_dir, step, facts) as staging:
-                self._policy.save(staging)
-                state = {
-                    "steps": self._steps,
-                    "num_nonfinite": self._num_nonfinite,
-                    "optimizer": self._optimizer.state_dict(),
-                    "rng": torch.get_rng_state(),
-                }
-                torch.save(state, staging / _STATE)
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch does not say that a disk is full
-            free = shutil.disk_usage(self._checkpoint_dir).free
-            rule = f"the checkpoint of step {step} must be written to {self._checkpoint_dir}"
-            remedy = f"{free >> 20} MiB are free there. Mend that, then go on with `headway resume`"
-            raise HeadwayError(rule, value=str(error).split("\n")[0], remedy=remedy) from error
+        write_policy = self._policy.capture()
+        state = {
+            "steps": self._steps,
+            "num_nonfinite": self._num_nonfinite,
+            "optimizer": _copied(self._optimizer.state_dict()),
+            "rng": torch.get_rng_state(),
+        }
+
+        def write() -> str:
+            try:
+                with checkpoints.writing(self._checkpoint_dir, step, facts, lineage=lineage) as staging:
+                    write_policy(staging)
+                    torch.save(state, staging / _STATE)
+            except (OSError, RuntimeError, SafetensorError) as error:  # torch does not say "disk full"
+                free = shutil.disk_usage(self._checkpoint_dir).free
+                rule = f"the checkpoint of step {step} must be written to {self._checkpoint_dir}"
+                remedy = f"{free >> 20} MiB are free there. Mend that, then go on with `headway resume`"
+                raise HeadwayError(rule, value=str(error).split("\n")[0], remedy=remedy) from error
+            return str(checkpoints.checkpoint_path(self._checkpoint_dir, step))
+
+        return write
+
+    def retain(self, step: int) -> None:
+        """Drop checkpoints beyond the newest few up to `step`, and those of a branch that was lost."""
         checkpoints.retain(self._checkpoint_dir, step, self._keep_checkpoints)
-        return str(checkpoints.checkpoint_path(self._checkpoint_dir, step))
+
+    def discard_after(self, step: int) -> None:
+        """Remove the checkpoints of steps that are lost because the run goes on from `step`."""
+        checkpoints.discard_after(self._checkpoint_dir, step)
 
     def load(self, path: str) -> None:
         """Go on exactly from a checkpoint: the next step is the same to the bit.
 
-        Raises HeadwayError when the checkpoint is incomplete, UserError when it is of another model.
+        Settings of the optimizer are those of this trainer, which may differ from the checkpoint's.
+
+        Raises HeadwayError when the checkpoint is incomplete or damaged, UserError when it is of another
+        model.
         """
         directory = Path(path)
-        checkpoints.read_checkpoint(directory)
+        checkpoints.read_checkpoint(directory, hashes=True)
         self._policy.load(directory)
         state: dict[str, Any] = torch.load(directory / _STATE, weights_only=True)
+        own = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
         self._optimizer.load_state_dict(state["optimizer"])
+        for group, settings in zip(self._optimizer.param_groups, own, strict=True):
+            group.update(settings)
         torch.set_rng_state(state["rng"])
         self._steps = state["steps"]
         self._num_nonfinite = state["num_nonfinite"]
@@ -247,26 +275,82 @@ class LocalTrainer:
         if self._threads and self._threads != torch.get_num_threads():
             torch.set_num_threads(self._threads)
 
-    def _forward_backward(self, fetched: Sequence[FetchedRow], denominators: Denominators) -> BatchSums:
-        sequences = build_sequences(
-            fetched, denominators, self._algorithm, steps=self._steps, lineage=self._lineage
+    def _fetch(self, rows: Sequence[Row]) -> list[FetchedRow]:
+        return fetch_rows(rows, self._payload_dir, self._policy.vocab)
+
+    def _sequences(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> list[TrainSequence]:
+        return build_sequences(
+            fetched,
+            wide.denominators,
+            self._algorithm,
+            steps=self._steps,
+            lineage=self._lineage,
+            advantages=wide.advantages,
+            keep=wide.keep,
         )
+
+    def _logprobs(self, sequences: Sequence[TrainSequence]) -> list[Tensor]:
+        """Return log-probs of each sequence's trained tokens, without a gradient, [k]."""
+        found: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for row in pack(sequences, self._settings.micro_batch_tokens):
+                self._take_threads()
+                logp, _ = self._policy.logprobs(row)
+                found |= dict(zip(row.members, logp.split(row.lengths), strict=True))
+        return [found.get(index, torch.empty(0)) for index in range(len(sequences))]
+
+    def _batch_wide(self, fetched: Sequence[FetchedRow]) -> BatchWide:
+        wide = BatchWide(count(fetched))
+        if self._advantage.batch is not None:
+            sequences = self._sequences(fetched, wide)
+            found = batch_advantages(self._advantage.batch, fetched, sequences, self._algorithm)
+            wide = replace(wide, advantages=found)
+        if self._loss.batch is not None:
+            sequences = self._sequences(fetched, wide)
+            logps, anchored = self._logprobs(sequences), self._correction is None
+            kept = kept_tokens(self._loss.batch, fetched, sequences, logps, anchored, self._algorithm)
+            wide = replace(wide, keep=kept)
+        return wide
+
+    def _forward_backward(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> BatchSums:
+        sequences = self._sequences(fetched, wide)
         sums = BatchSums(num_unshared_tokens=sum(map(num_positions, sequences)))
         for row in pack(sequences, self._settings.micro_batch_tokens):
             self._take_threads()
+            reference = self._reference_logprobs(row)
             logp, entropy = self._policy.logprobs(row)
-            output = apply_loss(
-                self._loss,
+            inputs = LossInputs(
                 logp,
                 row.behaviour_logp.to(logp.dtype),
                 row.advantages.to(logp.dtype),
                 row.weights.to(logp.dtype),
-                self._algorithm,
+                row.sequences,
+                row.keep,
+                reference,
             )
+            output = apply_loss(self._loss, inputs, self._algorithm, self._correction)
             output.total.backward()
             sums.add(row, output, logp.detach(), entropy)
         self._loss_sum += sums.loss
         return sums
+
+    def _reference_logprobs(self, row: PackedRow) -> Tensor | None:
+        """Return what the KL penalty needs, None where there is none."""
+        if self._algorithm.kl_coef == 0:
+            return None
+        with torch.no_grad(), self._policy.as_reference():
+            return self._policy.logprobs(row)[0]
+
+
+def _copied(value: Any) -> Any:
+    """Return an optimizer's state with tensors of its own."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list):
+        return [_copied(entry) for entry in cast("list[Any]", value)]
+    return value
 
 
 def _loaded(model: Path | str | PreTrainedModel) -> PreTrainedModel:

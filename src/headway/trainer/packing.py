@@ -47,6 +47,8 @@ class PackedRow:
     weights: Tensor  # float64, [t]
     temperatures: Tensor  # float64, [t]
     fresh: Tensor  # bool, [t]
+    sequences: Tensor  # index into `members` of each trained token, [t]
+    keep: Tensor | None  # what the loss's batch half said, bool, [t]
     members: tuple[int, ...]  # sequences in the order of their trained tokens
     lengths: tuple[int, ...]  # trained tokens of each member; sums to t
 
@@ -157,10 +159,17 @@ def _lay_out(trees: Sequence[Tree], sequences: Sequence[TrainSequence]) -> Packe
         predict_at=torch.tensor(predict_at),
         targets=torch.tensor([s.token_ids[p] for s in chosen for p in s.positions]),
         behaviour_logp=torch.tensor([value for s in chosen for value in s.behaviour_logp]),
-        advantages=per_token([s.advantage for s in chosen]),
+        advantages=torch.tensor([value for s in chosen for value in s.advantages], dtype=torch.float64),
         weights=per_token([s.weight for s in chosen]),
         temperatures=per_token([s.temperature for s in chosen]),
         fresh=torch.tensor([flag for s in chosen for flag in s.fresh]),
+        sequences=torch.arange(len(chosen)).repeat_interleave(torch.tensor(lengths)),
+        keep=_keep(chosen),
         members=members,
         lengths=lengths,
     )
+
+
+def _keep(chosen: Sequence[TrainSequence]) -> Tensor | None:
+    flags = [flag for sequence in chosen for flag in sequence.keep or ()]
+    return torch.tensor(flags) if flags else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from headway.core.errors import HeadwayError, UserError
 from headway.trainer.logprobs import token_logprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
     from torch import Tensor
@@ -94,14 +95,30 @@ class TrainedPolicy:
             return dict(self._base.named_parameters())
         return get_peft_model_state_dict(self._peft, save_embedding_layers=False)
 
-    def save(self, directory: Path) -> None:
-        """Write the weights into a checkpoint: a PEFT adapter, or a model that transformers loads."""
-        if self._peft is None:
-            # What save_pretrained writes, without its progress bar.
-            self._base.config.save_pretrained(directory / _MODEL)
-            save_file(self.published(), directory / _MODEL / "model.safetensors", {"format": "pt"})
-        else:
-            self._peft.save_pretrained(directory / _ADAPTER, save_embedding_layers=False)
+    def capture(self) -> Callable[[Path], None]:
+        """Copy the weights, and return what writes them into a checkpoint, in any thread.
+
+        They become a PEFT adapter, or a model that transformers loads.
+        """
+        tensors = {name: tensor.detach().clone().contiguous() for name, tensor in self.published().items()}
+
+        def write(directory: Path) -> None:
+            if self._peft is None:
+                # What save_pretrained writes, without its progress bar.
+                self._base.config.save_pretrained(directory / _MODEL)
+                save_file(tensors, directory / _MODEL / "model.safetensors", {"format": "pt"})
+            else:
+                (directory / _ADAPTER).mkdir()
+                save_file(tensors, directory / _ADAPTER / "adapter_model.safetensors", {"format": "pt"})
+                self._adapter_config().save_pretrained(directory / _ADAPTER)
+
+        return write
+
+    def _adapter_config(self) -> Any:
+        config = copy.copy(self._peft.peft_config["default"])
+        config.base_model_name_or_path = self.base_model_name or None
+        config.inference_mode = True
+        return config
 
     def load(self, directory: Path) -> None:
         """Take the weights of a checkpoint, exactly; UserError when it is of another kind or shape."""

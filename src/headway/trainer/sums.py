@@ -27,6 +27,7 @@ class BatchSums:
     num_trained_tokens: int = 0
     num_micro_batches: int = 0
     terms: Counter[str] = field(default_factory=Counter[str])  # of the loss, see LossOutput.sums
+    ratio_max: float = 0.0
     entropy: float = 0.0
     mismatch: float = 0.0  # sum of |trainer - behaviour| over tokens of the newest version
     mismatch_max: float = 0.0
@@ -40,6 +41,7 @@ class BatchSums:
         self.num_trained_tokens += output.num_tokens
         self.num_micro_batches += 1
         self.terms.update(output.sums)
+        self.ratio_max = max(self.ratio_max, output.ratio_max)
         self.entropy += entropy.sum().item()
         gap = (logp - row.behaviour_logp).abs()[row.fresh]
         if len(gap):
@@ -49,22 +51,31 @@ class BatchSums:
         self.logprobs |= dict(zip(row.members, logp.split(row.lengths), strict=True))
 
     def metrics(self) -> dict[str, float]:
-        """Return means over trained tokens; mismatch only where tokens of the newest version were trained.
+        """Return means over trained tokens, under names that do not change: others watch them.
 
-        `kl_mu_pi` is the k3 estimate of KL(mu || pi), `kl_mu_pi_k1` the k1 estimate, nats a token.
+        `mismatch_kl` is the k3 estimate of KL(mu || pi) at the start of the step, staleness included, and
+        `mismatch_kl_k1` the k1 estimate, nats a token. `mismatch_mean` and `mismatch_max` are there only
+        where tokens of the newest version were trained, `correction_mean` with a correction, `kl_reference`
+        with a KL penalty.
         """
         num = max(1, self.num_trained_tokens)
         metrics = {
             "loss": self.loss,
             "clip_fraction": self.terms["clipped"] / num,
+            "mask_fraction": self.terms["masked"] / num,
             "ratio_mean": self.terms["ratio"] / num,
-            "kl_mu_pi": self.terms["kl_k3"] / num,
-            "kl_mu_pi_k1": self.terms["kl_k1"] / num,
+            "ratio_max": self.ratio_max,
+            "mismatch_kl": self.terms["kl_k3"] / num,
+            "mismatch_kl_k1": self.terms["kl_k1"] / num,
+            "advantage_abs_mean": self.terms["advantage"] / num,
             "entropy": self.entropy / num,
             "num_micro_batches": float(self.num_micro_batches),
             "num_unshared_tokens": float(self.num_unshared_tokens),
             "num_fresh_tokens": float(self.num_fresh_tokens),
         }
+        for key, name in (("correction", "correction_mean"), ("kl_reference", "kl_reference")):
+            if key in self.terms:
+                metrics[name] = self.terms[key] / num
         if self.num_fresh_tokens:
             metrics["mismatch_mean"] = self.mismatch / self.num_fresh_tokens
             metrics["mismatch_max"] = self.mismatch_max

@@ -162,7 +162,7 @@ def progress_lines(script, header):
 def test_progress_lines_of_a_run(kit):
     lines = progress_lines(kit.whole_run(), kit.header())
     text = "\n".join(lines)
-    assert "evaluation of version 0: 0.250, 1 rollouts" in text
+    assert "evaluation of version 0: 0.250, pass@1 0%, 1 rollouts" in text
     assert (
         "evaluation of version 2: 0.750 (+0.500 since version 0), 1 rollouts, 1 failed and not counted"
         in text

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from headway.algorithms.settings import AlgorithmSettings
 from headway.core.commands import Row
 from headway.core.payload import Payload, PayloadWriter
-from headway.core.records import TrainingSample, VersionSpan
+from headway.core.records import TrainingSample, TurnSpan, VersionSpan
 from headway.trainer.local import LocalTrainer
 from headway.trainer.settings import TrainerSettings
 
@@ -46,11 +46,12 @@ def tiny_llama(dtype=torch.float32, seed=0, tied=True):
     return model.eval()
 
 
-def sample(ids, mask, logprobs=None, *, temperature=1.0, spans=None):
+def sample(ids, mask, logprobs=None, *, temperature=1.0, spans=None, turns=()):
     """A training sample; log-probs default to -1.5, spans to version (0, 0)."""
     logprobs = [-1.5 * flag for flag in mask] if logprobs is None else logprobs
     spans = [VersionSpan(0, 0, sum(mask))] if spans is None else spans
-    return TrainingSample(array("i", ids), array("b", mask), array("f", logprobs), spans, temperature)
+    arrays = array("i", ids), array("b", mask), array("f", logprobs)
+    return TrainingSample(*arrays, spans, temperature, turns=[TurnSpan(*turn) for turn in turns])
 
 
 def rollout_sample(prompt, answer, **kwargs):
@@ -66,10 +67,10 @@ class Bench:
     writer: PayloadWriter
     names: object = field(default_factory=itertools.count)
 
-    def row(self, samples, advantage=1.0, group="g"):
+    def row(self, samples, advantage=1.0, group="g", **more):
         name = f"r{next(self.names)}"
         reference = self.writer.append(Payload(name, "t", list(samples), {}))
-        return Row(name, group, reference, advantage)
+        return Row(name, group, reference, advantage, **more)
 
     def trainer(self, model=None, *, algorithm=None, folder="run", seed=0, keep_checkpoints=3, **settings):
         return LocalTrainer(

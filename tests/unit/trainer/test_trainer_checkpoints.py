@@ -1,6 +1,7 @@
 """Checkpoints and published versions of a trainer."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,13 @@ from peft import PeftModel
 from transformers import LlamaForCausalLM
 
 from headway.core.errors import HeadwayError, UserError
-from headway.trainer.checkpoints import complete_checkpoints, latest_checkpoint, read_checkpoint, writing
+from headway.trainer.checkpoints import (
+    complete_checkpoints,
+    discard_after,
+    latest_checkpoint,
+    read_checkpoint,
+    writing,
+)
 from headway.weights.read import WeightReader
 
 
@@ -110,6 +117,72 @@ def test_resume_never_picks_an_incomplete_checkpoint(tmp_path):
     assert latest_checkpoint(tmp_path / "absent") is None
     with pytest.raises(HeadwayError, match="is incomplete: weights must have 8 bytes"):
         read_checkpoint(tmp_path / "step-000001")
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_never_loaded(bench):
+    rows = bench.groups(num_groups=1)
+    trainer = bench.trainer()
+    paths = []
+    for step in (1, 2):
+        trainer.step(rows)
+        paths.append(Path(trainer.save(step)))
+    damaged = paths[1] / "trainer.pt"
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    assert latest_checkpoint(paths[0].parent) == paths[0]
+    with pytest.raises(HeadwayError, match=r"is damaged: the SHA-256 of trainer\.pt"):
+        bench.trainer().load(str(paths[1]))
+
+
+def test_a_checkpoint_of_a_lost_branch_is_never_gone_on_from(tmp_path):
+    for step, lineage in ((2, 0), (4, 0), (6, 0), (5, 1)):
+        with writing(tmp_path, step, {}, lineage=lineage) as staging:
+            (staging / "weights").write_bytes(b"12345678")
+    newest = [
+        (forks, latest_checkpoint(tmp_path, forks))
+        for forks in ([], [6], [4], [2], [4, 5], [4, 4], [4, 3], [1, 1])
+    ]
+    assert [(forks, path and int(path.name[-1])) for forks, path in newest] == [
+        ([], 6),
+        ([6], 6),
+        ([4], 5),
+        ([2], 5),
+        ([4, 5], 5),
+        ([4, 4], 4),
+        ([4, 3], 2),
+        ([1, 1], None),
+    ]
+    discard_after(tmp_path, 4)
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-000002", "step-000004"]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_checkpoint_written_while_training_goes_on_is_of_its_own_step(bench, full):
+    rows = bench.groups(num_groups=1)
+    trainer = bench.trainer(full=full, learning_rate=0.01)
+    trainer.step(rows)
+    then = weights(trainer)
+    write = trainer.capture(1, lineage=3)
+    expected = [trainer.step(rows), trainer.step(rows)]
+    path = write()
+    assert read_checkpoint(Path(path), hashes=True)["lineage"] == 3
+    resumed = bench.trainer(full=full, learning_rate=0.01)
+    resumed.load(path)
+    assert same(weights(resumed), then)
+    assert [resumed.step(rows), resumed.step(rows)] == expected
+
+
+def test_the_optimizers_settings_are_those_of_the_resumed_run_not_of_the_checkpoint(bench):
+    rows = bench.groups(num_groups=1)
+    trainer = bench.trainer(weight_decay=0.0, beta1=0.9)
+    trainer.step(rows)
+    path = trainer.save(1)
+    resumed = bench.trainer(weight_decay=0.5, beta1=0.8, learning_rate=0.25)
+    resumed.load(path)
+    (group,) = resumed._optimizer.param_groups
+    assert (group["weight_decay"], group["betas"]) == (0.5, (0.8, 0.999))
+    assert resumed.step(rows).metrics["learning_rate"] == 0.25
 
 
 def test_a_save_that_fails_leaves_the_last_checkpoint_as_it_was(bench, monkeypatch):

@@ -1,10 +1,13 @@
 """The gradient does not depend on how a batch is laid out, and equals a plain computation."""
 
 import math
+from array import array
 
 import pytest
 import torch
 
+from headway.algorithms.corrections import CORRECTIONS
+from headway.algorithms.losses import LOSSES
 from headway.algorithms.settings import AlgorithmSettings
 from headway.core.payload import read_payload
 from headway.trainer.logprobs import CHUNK_TOKENS, token_logprobs
@@ -16,10 +19,10 @@ F64, F32 = torch.float64, torch.float32
 
 def gradient(trainer, rows, parts=None):
     """The gradient of a whole batch, gathered part by part."""
-    denominators = trainer.denominators(rows)
+    wide = trainer.batch_wide(rows)
     trainer.zero_grad()
     for part in [rows] if parts is None else parts:
-        trainer.forward_backward(part, denominators)
+        trainer.forward_backward(part, wide)
     return {name: grad.clone() for name, grad in trainer.gradients().items()}
 
 
@@ -70,7 +73,7 @@ def test_gradient_equals_a_padded_transformers_forward(bench, make_model, dtype,
     expected_loss, expected = plain_gradient(model, rows, bench.root, 0.7)
     found = gradient(trainer, rows)
     assert relative_gap(found, expected) < bound
-    assert trainer.forward_backward(rows, trainer.denominators(rows)).loss == pytest.approx(
+    assert trainer.forward_backward(rows, trainer.batch_wide(rows)).loss == pytest.approx(
         expected_loss, rel=bound
     )
 
@@ -97,6 +100,52 @@ def test_gradient_does_not_depend_on_micro_batches_packing_or_order(
     assert relative_gap(gradient(whole, rows, [rows[:1], rows[1:7], rows[7:]]), expected) < bound
     if normaliser != "prompt-mean":
         assert relative_gap(gradient(whole, alone(rows)), expected) < bound
+
+
+def near_policy(bench, make_model):
+    """Rows that a policy somewhat off the trainer's own sampled, with weights of their own."""
+    rows, noise = [], torch.Generator().manual_seed(3)
+    drawn = bench.groups()
+    for index, (row, (logp,)) in enumerate(
+        zip(drawn, bench.trainer(make_model(F64)).forward(drawn), strict=True)
+    ):
+        (sample,) = read_payload(bench.root / "payloads", row.payload).samples
+        shift = 0.4 * torch.randn(len(logp), generator=noise, dtype=F64)
+        sample.logprobs[-len(logp) :] = array("f", (logp + shift).tolist())
+        rows.append(bench.row([sample], row.advantage, row.group, weight=1 - 0.1 * (index % 3)))
+    return rows
+
+
+ALGORITHMS = [
+    *({"loss": name} for name in LOSSES.names),
+    {"loss": "m2po", "m2po_threshold": 0.5},
+    *({"correction": name} for name in CORRECTIONS.names),
+    {"correction": "tis", "correction_level": "sequence", "loss": "gspo"},
+    {"correction": "mis", "correction_level": "geometric", "sequence_mask_delta": 0.2},
+    {"kl_coef": 0.1, "kl_importance": True},
+    {"advantage": "magistral"},
+    {"advantage": "reinforce_pp", "discount": 0.9},
+    {"advantage": "reinforce_pp_baseline", "loss": "m2po", "normaliser": "prompt-mean"},
+]
+
+
+@pytest.mark.parametrize("settings", ALGORITHMS, ids=lambda settings: "-".join(map(str, settings.values())))
+def test_the_gradient_of_no_algorithm_depends_on_micro_batches_packing_or_order(bench, make_model, settings):
+    rows = near_policy(bench, make_model)
+    algorithm = AlgorithmSettings(**settings)
+
+    def trainer(max_tokens):
+        made = bench.trainer(make_model(F64), algorithm=algorithm, micro_batch_tokens=max_tokens)
+        made.step(rows)
+        return made
+
+    whole = trainer(10_000)
+    expected = gradient(whole, rows)
+    assert any(grad.any() for grad in expected.values())
+    for max_tokens in (1, 13):
+        assert relative_gap(gradient(trainer(max_tokens), rows), expected) < 1e-12
+    assert relative_gap(gradient(whole, rows[::-1]), expected) < 1e-12
+    assert relative_gap(gradient(whole, rows, [rows[:1], rows[1:7], rows[7:]]), expected) < 1e-12
 
 
 def test_gradient_checkpointing_changes_nothing(bench, make_model):

@@ -32,7 +32,7 @@ def test_a_rollout_in_three_segments_counts_once_in_the_baseline_and_all_its_tok
         bench.row([make_rollout([1, 2], [9, 4, 5])], b),
     ]
     found = sequences_of(bench, rows)
-    assert [sequence.advantage for sequence in found] == [0.5, 0.5, 0.5, -0.5]
+    assert [list(s.advantages) for s in found] == [[0.5] * 2] * 3 + [[-0.5] * 3]
     assert [len(sequence.positions) for sequence in found] == [2, 2, 2, 3]
     assert count(fetch_rows(rows, bench.root / "payloads", 48)).num_sequences == 2
 
@@ -40,7 +40,7 @@ def test_a_rollout_in_three_segments_counts_once_in_the_baseline_and_all_its_tok
 def test_every_trained_token_carries_its_advantage_and_the_rest_none(bench, make_sample):
     ids, mask = [1, 2, 3, 4, 5, 6], [0, 1, 1, 0, 0, 1]
     (sequence,) = sequences_of(bench, [bench.row([make_sample(ids, mask)], 0.7)])
-    assert (sequence.positions, sequence.advantage, sequence.weight) == ([1, 2, 5], 0.7, 1 / 3)
+    assert (sequence.positions, sequence.advantages, sequence.weight) == ([1, 2, 5], [0.7] * 3, 1 / 3)
 
 
 def test_masked_logprobs_are_never_read(bench, make_sample, make_model):
@@ -94,8 +94,11 @@ def test_tokens_of_a_lost_branch_are_not_of_the_newest_version(bench, make_rollo
 def test_metrics_are_complete_and_finite(bench):
     trainer = bench.trainer(warmup_steps=4, micro_batch_tokens=30)
     result = trainer.step(bench.groups())
-    names = "loss grad_norm learning_rate clip_fraction ratio_mean kl_mu_pi kl_mu_pi_k1 entropy mismatch_mean"
-    assert {*names.split(), "mismatch_max", "num_micro_batches", "nonfinite"} <= result.metrics.keys()
+    names = (
+        "loss grad_norm learning_rate clip_fraction mask_fraction ratio_mean ratio_max mismatch_kl entropy"
+    )
+    assert {*names.split(), "mismatch_kl_k1", "advantage_abs_mean", "mismatch_mean"} <= result.metrics.keys()
+    assert {"mismatch_max", "num_micro_batches", "nonfinite"} <= result.metrics.keys()
     assert all(map(math.isfinite, result.metrics.values()))
     assert result.metrics["learning_rate"] == 5e-4 / 4
     assert 0 < result.metrics["entropy"] < math.log(48)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headway.algorithms.losses.apply import importance_ratio
+from headway.algorithms.losses.ratios import importance_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.algorithms.losses.apply import importance_ratio
+from headway.algorithms.losses.ratios import importance_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,98 @@
+"""Settings between the stages of a run: which may change at a resume, and what a run's settings are by now.
+
+A change is journalled; the run's config.toml stays as the run began. A setting may change unless something
+that already exists rests on its value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headway.config.load import load_config
+from headway.config.show import toml_value
+from headway.config.source import COMMAND_LINE, parse_override
+from headway.core.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from headway.config.compose import Config
+
+Change = tuple[str, Any]
+"""A full config key and its new value, None for unset."""
+
+FIXED = {
+    "run.name": "the run's directory has this name",
+    "run.dir": "the run's directory is there",
+    "run.seed": "the order of the tasks and the draws of all rollouts so far come from it",
+    "run.usd_per_hour": "the journal's header has the price that the whole run is reported by",
+    "model": "the checkpoints are of this model",
+    "environment.name": "rollouts that are queued or were in flight are of this environment",
+    "environment.args": "rollouts that are queued or were in flight are of this environment's tasks",
+    "trainer.full": "the checkpoints hold weights of this form",
+    "trainer.lora_rank": "the checkpoints hold factors of this rank",
+    "trainer.lora_alpha": "the factors in the checkpoints were trained at this scale",
+    "trainer.lora_targets": "the checkpoints hold factors of these layers",
+    "sandbox.directory": "what a killed life leaves behind is looked for there",
+    "telemetry": "the journal's header has it, for the report of the whole run",
+}
+"""Sections and keys that no stage may change, and what rests on each."""
+
+
+def at_this_stage(path: Path, earlier: Sequence[Change]) -> Config:
+    """Return a run's settings after the changes of its earlier resumes.
+
+    Args:
+        path: the run's config.toml.
+        earlier: in the order of the journal.
+    """
+    return load_config(path, [_override(key, value) for key, value in earlier])
+
+
+def change(path: Path, earlier: Sequence[Change], overrides: Sequence[str]) -> tuple[Config, list[Change]]:
+    """Return a run's settings with `key=value` overrides on top, and what they change.
+
+    Raises ConfigError with every problem: a key that may not change, and whatever `load_config` refuses.
+    """
+    keys: list[str] = []
+    kept: list[str] = []
+    problems: list[UserError] = []
+    for override in overrides:
+        try:
+            parts, value = parse_override(override)
+        except UserError as error:
+            problems.append(error)
+            continue
+        key = ".".join(parts)
+        reason = next((FIXED[name] for name in (key, *_parents(parts)) if name in FIXED), None)
+        if reason is None:
+            keys.append(key)
+            kept.append(override)
+            continue
+        rule = f"may not change after the run began: {reason}"
+        remedy = "Leave it out, or begin a new run with it"
+        problems.append(UserError(rule, value=value, key=key, remedy=remedy, where=COMMAND_LINE))
+    before = at_this_stage(path, earlier)
+    try:
+        after = load_config(path, [*(_override(*item) for item in earlier), *kept])
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    changes = [(key, value_of(after, key)) for key in dict.fromkeys(keys)]
+    return after, [(key, value) for key, value in changes if value != value_of(before, key)]
+
+
+def value_of(config: Config, key: str) -> Any:
+    """Return the value of a full key."""
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def _parents(parts: Sequence[str]) -> list[str]:
+    return [".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
+
+
+def _override(key: str, value: Any) -> str:
+    return f"{key}=" if value is None else f"{key}={toml_value(value)}"

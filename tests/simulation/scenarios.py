@@ -1,0 +1,121 @@
+"""Random scenarios: settings, faults and kills drawn from a seed, played to the end and checked."""
+
+from __future__ import annotations
+
+import random
+
+from headway.core.commands import Finish
+from headway.matching.roles import SimSettings
+from headway.matching.simulate import SimRun, SimulatedDriver
+from headway.queue.partial import PartialSettings
+from headway.queue.recovery import RecoverySettings
+from headway.queue.scheduler import Scheduler
+from headway.queue.settings import (
+    CheckpointSettings,
+    EvalSettings,
+    QueueSettings,
+    SchedulerSettings,
+    StopSettings,
+)
+from headway.queue.staleness import StalenessSettings
+from tests.simulation.ledger import assert_conserved, assert_within_bound
+
+MAX_EVENTS = 40_000  # a scenario that needs more than this hangs
+
+
+def draw_settings(rng: random.Random) -> SchedulerSettings:
+    """Draw settings in which every rule may be on."""
+    group_size, bound = rng.randint(2, 4), rng.randint(0, 4)
+    depth = min(rng.randint(-1, 4), bound)
+    level = rng.choice([-1, -1, 0, 1, 2])
+    may_lag = (bound if depth < 0 else depth) > 0 and level != 0
+    return SchedulerSettings(
+        queue=QueueSettings(
+            group_size=group_size,
+            batch_size=group_size * rng.randint(1, 3),
+            bound=bound,
+            depth=depth,
+            max_refill_batches=rng.randint(0, 2),
+            on_failed_rollout=rng.choice(["shrink", "void"]),
+            max_empty_batches=3,
+            publish_every=1 + rng.choice([0, 0, 1]) * may_lag,
+            max_updating_replicas=rng.choice([0, 1]),
+            batch_tokens=rng.choice([0, 0, 300]),
+        ),
+        staleness=StalenessSettings(
+            token=rng.choice(["drop", "mask"]),
+            down_weight_from=level,
+            trajectory_bound=level,
+            trajectory=rng.choice(["drop", "restart"]) if level else "drop",
+            environment_bound=level,
+            environment=rng.choice(["mask", "drop", "restart"]),
+        ),
+        partial=PartialSettings(
+            park=rng.choice(["never", "batch", "update"]),
+            after_steps=rng.randint(0, 2),
+            max_late_batches=2,
+            train=rng.choice(["all", "newest"]),
+        ),
+        recovery=RecoverySettings(generator_restarts=50, trainer_restarts=50),
+        stop=StopSettings(steps=5),
+        checkpoint=CheckpointSettings(every_steps=rng.randint(0, 3)),
+        eval=EvalSettings(num_tasks=rng.choice([0, 3]), every_steps=2),
+        rollout_timeout_s=30.0,
+        max_sandboxes=rng.randint(2, 8),
+        verify_sandboxes=1,
+        num_replicas=rng.randint(1, 3),
+    )
+
+
+def draw_sim(rng: random.Random) -> SimSettings:
+    """Draw durations and faults."""
+    probability = [0.0, 0.0, 0.02, 0.2]
+    return SimSettings(
+        max_running=rng.randint(1, 16),
+        tokens_sigma=rng.choice([0.0, 0.6, 1.2]),
+        train_s=rng.choice([0.1, 2.0, 20.0]),
+        apply_s=rng.choice([0.01, 3.0]),
+        solve_rate=rng.choice([0.0, 0.1, 0.5, 0.5, 1.0]),
+        p_environment_fails=rng.choice(probability),
+        p_infrastructure_fails=rng.choice(probability),
+        p_hangs=rng.choice(probability),
+        p_ignores_cancel=rng.choice([0.0, 0.5]),
+        p_score_fails=rng.choice(probability),
+        p_sandbox_lost=rng.choice(probability),
+        p_repeated=rng.choice([0.0, 0.1]),
+        tool_sigma=rng.choice([0.0, 2.0]),
+        tool_s=rng.choice([0.1, 3.0]),
+        generator_dies_every_s=rng.choice([0.0, 0.0, 100.0]),
+        p_trainer_dies=rng.choice([0.0, 0.0, 0.2]),
+        keeps_partials=rng.random() < 0.5,
+    )
+
+
+def play(seed: int) -> tuple[SimRun, Finish]:
+    """Play the scenario of a seed, killed up to three times, and check every invariant on its journal."""
+    rng = random.Random(seed)
+    settings, sim = draw_settings(rng), draw_sim(rng)
+    kills: list[int | None] = [rng.randint(1, 600) for _ in range(rng.randint(0, 3))] if seed % 2 else []
+    run, finish = SimRun(Scheduler(settings)), None
+    for life, stop_after in enumerate([*kills, None]):
+        now = run.entries[-1].t if run.entries else 0.0
+        lineage = run.scheduler.state.lineage + 1 if life else 0
+        driver = SimulatedDriver(run, sim, seed + life, lineage=lineage, start_s=now)
+        finish = driver.play(stop_after=stop_after, max_events=MAX_EVENTS)
+        run.scheduler = replayed(settings, run)
+        if finish is not None and finish.outcome not in ("interrupted", "failed"):
+            break
+    assert finish is not None
+    assert_conserved(run.entries)
+    assert_within_bound(run.entries, settings.queue.bound)
+    survivors = [rollout for rows in run.trained.values() for rollout in rows]
+    assert len(survivors) == len(set(survivors)), "a rollout is twice in the surviving weights"
+    return run, finish
+
+
+def replayed(settings: SchedulerSettings, run: SimRun) -> Scheduler:
+    """Return a scheduler built from the journal alone; it must decide the same, as `replay --verify` says."""
+    scheduler = Scheduler(settings)
+    for entry in run.entries:
+        assert scheduler.handle(entry.event, entry.t) == (entry.commands, entry.notes)
+    return scheduler

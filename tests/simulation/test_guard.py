@@ -1,0 +1,189 @@
+"""The guard, shown by its effect on simulated runs whose numbers collapse by a script."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from headway.core.commands import Checkpoint, Finish, Train
+from headway.core.events import Event, RolloutEnded, Scored, SettingChanged, StepEnded, TurnEnded
+from headway.core.notes import GuardAlarm, Warned
+from headway.core.records import VersionSpan
+from headway.matching.roles import SimSettings
+from headway.matching.simulate import SimRun, SimulatedDriver
+from headway.queue.settings import (
+    CheckpointSettings,
+    EvalSettings,
+    QueueSettings,
+    SchedulerSettings,
+    StopSettings,
+)
+from headway.queue.watch import GuardSettings
+from tests.simulation.ledger import all_commands, all_notes, assert_conserved
+from tests.simulation.scripted import play, scripted
+
+BASE = SchedulerSettings(
+    queue=QueueSettings(group_size=4, batch_size=16, bound=2),
+    stop=StopSettings(steps=60),
+    eval=EvalSettings(num_tasks=0),
+    checkpoint=CheckpointSettings(every_steps=5, keep=4),
+)
+SIM = SimSettings(uses_sandbox=False, num_turns=1, train_s=0.5, solve_rate=0.7)
+COLLAPSE = 40  # the step at which the script lets things go wrong
+
+
+def guard(action: str, **changes: object) -> SchedulerSettings:
+    return replace(BASE, guard=GuardSettings(action=action, **changes))  # pyright: ignore
+
+
+class Script:
+    """A calm and noisy run; from COLLAPSE on one metric goes wrong, while the learning rate is whole."""
+
+    def __init__(self, metric: str, seed: int = 0) -> None:
+        self.metric = metric
+        self.rng = random.Random(seed)
+        self.step = 0
+        self.healed = False
+
+    def __call__(self, event: Event) -> Event:
+        past = max(0, self.step + 1 - COLLAPSE) if not self.healed else 0
+        match event:
+            case StepEnded():
+                self.step = event.step
+                past = max(0, event.step - COLLAPSE) if not self.healed else 0
+                noise = self.rng.lognormvariate
+                values = {
+                    "entropy": 0.8 * noise(0, 0.05),
+                    "grad_norm": 0.3 * noise(0, 0.3),
+                    "mismatch_kl": 2e-4 * noise(0, 0.5),
+                    "clip_fraction": 0.01 * noise(0, 0.3),
+                    "mask_fraction": 0.01 * noise(0, 0.3),
+                }
+                if self.metric == "entropy":
+                    values["entropy"] *= 0.5**past
+                elif self.metric == "grad_norm":
+                    values["grad_norm"] *= 3.0**past
+                return replace(event, metrics=values)
+            case Scored() if self.metric == "reward" and past:
+                return replace(event, reward=event.reward * (self.rng.random() < 0.7**past))
+            case TurnEnded() if self.metric == "response_tokens" and past:
+                return replace(event, spans=_longer(event.spans, 1.5**past))
+            case RolloutEnded() if self.metric == "response_tokens" and past:
+                spans = _longer(event.spans, 1.5**past)
+                return replace(event, spans=spans, num_tokens=sum(span.num_tokens for span in spans))
+            case _:
+                return event
+
+
+def _longer(spans: tuple[VersionSpan, ...], factor: float) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(s.lineage, s.number, round(s.num_tokens * factor)) for s in spans)
+
+
+def finish_of(run: SimRun) -> Finish:
+    return all_commands(run.entries, Finish)[-1]
+
+
+@pytest.mark.parametrize("metric", ["entropy", "grad_norm", "reward", "response_tokens"])
+def test_a_collapse_is_told_and_by_default_nothing_else_happens(metric: str) -> None:
+    run = play(guard("warn"), SIM, 1, change=Script(metric))
+    alarms = all_notes(run.entries, GuardAlarm)
+    assert {alarm.metric for alarm in alarms} == {metric}
+    assert COLLAPSE - 5 <= alarms[0].step <= COLLAPSE + 8
+    assert alarms[0].action == "warn"
+    words = [note.text for note in all_notes(run.entries, Warned) if note.code == "guard"]
+    assert metric in words[0]
+    assert f"since step {alarms[0].step}" in words[0]
+    assert finish_of(run).outcome in ("steps", "no_signal")
+    assert_conserved(run.entries)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(10), pytest.param(range(10, 100), marks=pytest.mark.slow)], ids=["10", "90 more"]
+)
+def test_false_alarms_on_100_seeds_of_a_calm_noisy_run(seeds: range) -> None:
+    """At most 2 of 100 runs of 60 steps."""
+    runs = {seed: play(guard("warn"), SIM, seed, change=Script("", seed)) for seed in seeds}
+    assert sum(bool(all_notes(run.entries, GuardAlarm)) for run in runs.values()) <= 2
+
+
+def test_off_watches_nothing() -> None:
+    run = play(guard("off"), SIM, 1, change=Script("entropy"))
+    assert not all_notes(run.entries, GuardAlarm)
+
+
+def test_stop_ends_the_run_resumable_and_saves_no_collapsed_weights() -> None:
+    run = play(guard("stop"), SIM, 1, change=Script("grad_norm"))
+    finish = finish_of(run)
+    (alarm,) = all_notes(run.entries, GuardAlarm)
+    assert (finish.outcome, finish.failed) == ("guard", False)
+    assert "grad_norm" in finish.message
+    assert f"since step {alarm.step}" in finish.message
+    assert "headway resume" in finish.message
+    assert run.checkpoints[-1] <= 45 < 60
+    assert all_commands(run.entries[-1:], Checkpoint) == []
+    ends = assert_conserved(run.entries)
+    assert ends["carried"] > 0
+    script = Script("")
+    resumed = scripted(run.scheduler.settings, SIM, 2, change=script)
+    resumed = SimulatedDriver(run, SIM, 2, lineage=1, start_s=run.entries[-1].t)
+    last = resumed.play()
+    assert last is not None
+    assert last.outcome == "steps"
+    assert_conserved(run.entries)
+
+
+def test_pause_releases_nothing_until_a_person_says_so() -> None:
+    script = Script("entropy")
+    driver = scripted(guard("pause"), SIM, 1, change=script)
+    driver.later(600.0, SettingChanged("guard.paused", False))
+    finish = driver.play()
+    assert finish is not None
+    assert finish.outcome == "steps"
+    run = driver.run
+    (since,) = [e.t for e in run.entries if any(isinstance(note, GuardAlarm) for note in e.notes)]
+    released = [entry.t for entry in run.entries if any(isinstance(c, Train) for c in entry.commands)]
+    assert not [t for t in released if since <= t < 600.0]
+    assert [t for t in released if t >= 600.0]
+    assert_conserved(run.entries)
+
+
+def test_a_pause_that_nobody_ends_stops_the_run_by_name() -> None:
+    run = play(guard("pause", max_pause_s=100.0), SIM, 1, change=Script("entropy"))
+    finish = finish_of(run)
+    assert finish.outcome == "guard"
+    assert "guard.max_pause_s = 100" in finish.message
+    (since,) = [e.t for e in run.entries if any(isinstance(note, GuardAlarm) for note in e.notes)]
+    assert 100.0 <= run.entries[-1].t - since < 130.0
+    assert_conserved(run.entries)
+
+
+def test_a_person_may_pause_a_run_without_an_alarm() -> None:
+    driver = scripted(guard("warn"), SIM, 1)
+    driver.later(15.0, SettingChanged("guard.paused", True))
+    driver.later(200.0, SettingChanged("guard.paused", False))
+    driver.play()
+    released = [e.t for e in driver.run.entries if any(isinstance(c, Train) for c in e.commands)]
+    assert not [t for t in released if 15.0 < t < 200.0]
+    assert driver.run.scheduler.state.step == 60
+
+
+def test_an_absolute_limit_acts_before_there_is_a_baseline() -> None:
+    run = play(guard("stop", window=1, max_grad_norm=1e-6), SIM, 1, change=Script(""))
+    assert finish_of(run).outcome == "guard"
+    assert run.scheduler.state.step == 1
+
+
+def rolled_back(metric: str, **changes: object) -> tuple[SimRun, Script]:
+    script = Script(metric)
+
+    def change(event: Event) -> Event:
+        if driver.run.scheduler.state.lr_scale < heals_at:
+            script.healed = True
+        return script(event)
+
+    heals_at = changes.pop("heals_at", 0.9)
+    driver = scripted(guard("rollback", **changes), SIM, 1, change=change)
+    driver.play()
+    return driver.run, script
