@@ -199,3 +199,128 @@ class SandboxContract:
         assert await provider.reap(run) >= 3
         assert await provider.list({"run": run}) == []
         assert await provider.reap(run) == 0
+
+    # --- snapshots
+
+    async def restored(self, provider, path):
+        return await provider.restore(f"s/{uuid.uuid4().hex}", {"run": f"contract-{os.getpid()}"}, path)
+
+    async def test_a_snapshot_holds_every_byte_and_a_restored_sandbox_goes_on_from_it(
+        self, provider, sandbox, tmp_path
+    ):
+        path = tmp_path / "snapshots" / "one"
+        data = bytes(range(256)) * 3000
+        await sandbox.write("folder/deep/data", data)
+        make = "mkdir empty; chmod 555 folder/deep; echo run > folder/run; chmod 755 folder/run; touch none"
+        assert (await sandbox.exec(["sh", "-c", make])).rc == 0
+        await provider.snapshot(sandbox.id, path)
+        await sandbox.write("later", b"not in it")
+        other = await self.restored(provider, path)
+        try:
+            assert await other.read("folder/deep/data") == data
+            looks = (
+                "ls -AF1 . folder; cat folder/run; test -x folder/run && echo runs; echo more >> folder/run"
+            )
+            shown = await other.exec(["sh", "-c", looks])
+            assert (shown.rc, shown.stderr) == (0, "")
+            entries = shown.stdout.split()
+            assert "empty/" in entries
+            assert "none" in entries
+            assert "later" not in entries
+            assert entries[-2:] == ["run", "runs"]
+            assert await sandbox.read("folder/run") == b"run\n"  # the two share nothing
+            assert await provider.alive(other.id)
+        finally:
+            await other.terminate()
+        again = await self.restored(provider, path)  # a snapshot stays
+        assert await again.read("folder/run") == b"run\n"
+        await again.terminate()
+        await provider.discard(path)
+        await provider.discard(path)
+        assert not path.exists()
+
+    async def test_a_snapshot_keeps_links_as_links_and_follows_none(self, provider, sandbox, tmp_path):
+        secret = tmp_path / "secret"
+        secret.write_text("host")
+        (tmp_path / "host").mkdir()
+        (tmp_path / "host" / "file").write_text("host too")
+        plant = f"ln -s {secret} file; ln -s {tmp_path}/host folder; ln -s nowhere broken; ln -s . loop"
+        plant += "; mkfifo pipe"
+        assert (await sandbox.exec(["sh", "-c", plant])).rc == 0
+        path = tmp_path / "snapshot"
+        await provider.snapshot(sandbox.id, path)
+        assert os.readlink(path / "file") == str(secret)
+        assert os.readlink(path / "folder") == f"{tmp_path}/host"
+        assert sorted(os.listdir(path)) == ["broken", "file", "folder", "loop", "pipe"]
+        other = await self.restored(provider, path)
+        try:
+            for name in ("file", "folder/file", "pipe"):
+                with pytest.raises(SandboxError):
+                    await other.read(name)
+            links = await other.exec(["sh", "-c", "readlink broken loop folder; test -p pipe && echo fifo"])
+            assert links.stdout.split() == ["nowhere", ".", f"{tmp_path}/host", "fifo"]
+        finally:
+            await other.terminate()
+        assert secret.read_text() == "host"
+
+    async def test_a_snapshot_of_what_cannot_be_read_or_is_huge_or_deep(self, provider, sandbox, tmp_path):
+        code = (
+            "import os\n"
+            "os.truncate(os.open('sparse', os.O_CREAT | os.O_RDWR), 30 << 20)\n"
+            "with open('sparse', 'r+b') as f: f.seek(20 << 20); f.write(b'x')\n"
+            "open('shut', 'w').write('shut'); os.chmod('shut', 0)\n"
+            "os.mkdir('closed'); open('closed/in', 'w').write('in'); os.chmod('closed', 0)\n"
+            "for _ in range(900): os.mkdir('d' * 100); os.chdir('d' * 100)\n"
+        )
+        made = await sandbox.exec([*PYTHON, code])
+        assert (made.rc, made.stderr) == (0, "")
+        path = tmp_path / "snapshot"
+        await provider.snapshot(sandbox.id, path)
+        assert os.stat(path / "sparse").st_blocks * 512 < 1 << 20
+        other = await self.restored(provider, path)
+        try:
+            look = (
+                "import os\n"
+                "print(os.stat('sparse').st_size)\n"
+                "print(oct(os.stat('shut').st_mode), oct(os.stat('closed').st_mode))\n"
+                "f = open('sparse', 'rb'); f.seek(20 << 20); print(f.read(2))\n"
+                "os.chmod('shut', 0o400); os.chmod('closed', 0o700)\n"
+                "print(open('shut').read(), open('closed/in').read())\n"
+            )
+            shown = await other.exec([*PYTHON, look])
+            assert shown.stdout.split() == [
+                str(30 << 20), "0o100000", "0o40000", "b'x\\x00'", "shut", "in",
+            ]  # fmt: skip
+        finally:
+            await other.terminate()
+        await provider.discard(path)
+
+    async def test_a_snapshot_is_whole_or_not_there(self, provider, sandbox, tmp_path):
+        await sandbox.write("file", b"x")
+        taken = tmp_path / "taken"
+        taken.mkdir()
+        (taken / "mine").write_text("mine")
+        with pytest.raises(SandboxError):
+            await provider.snapshot(sandbox.id, taken)
+        assert [entry.name for entry in tmp_path.iterdir() if "taken" in entry.name] == ["taken"]
+        assert (taken / "mine").read_text() == "mine"
+        with pytest.raises(SandboxError):
+            await provider.snapshot("nobody", tmp_path / "none")
+        before = await provider.list({})
+        with pytest.raises(SandboxError):
+            await self.restored(provider, tmp_path / "none")
+        assert await provider.list({}) == before
+
+    async def test_a_sandbox_whose_work_is_gone_is_not_alive(self, provider, sandbox):
+        assert await provider.alive(sandbox.id)
+        await sandbox.write("file", b"x")
+        assert await provider.alive(sandbox.id)
+        self.destroy(provider, sandbox)
+        assert not await provider.alive(sandbox.id)
+        await sandbox.terminate()
+        assert not await provider.alive(sandbox.id)
+        assert not await provider.alive("nobody")
+
+    def destroy(self, provider, sandbox):
+        """Take away what the sandbox lives on, as a disk that fails would."""
+        raise NotImplementedError

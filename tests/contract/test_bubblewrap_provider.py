@@ -11,7 +11,12 @@ from headway.sandbox.settings import SandboxSettings
 from tests.contract.sandbox_contract import SandboxContract
 
 
-class TestBubblewrap(SandboxContract):
+class _Bubblewrap(SandboxContract):
+    def destroy(self, provider, sandbox):
+        shutil.rmtree(sandbox._folder)
+
+
+class TestBubblewrap(_Bubblewrap):
     @pytest.fixture
     def provider(self, tmp_path):
         return BubblewrapProvider(SandboxSettings(directory=str(tmp_path / "sandboxes")))
@@ -20,7 +25,7 @@ class TestBubblewrap(SandboxContract):
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="the class above runs directly"
 )
-class TestBubblewrapWithoutAView(SandboxContract):
+class TestBubblewrapWithoutAView(_Bubblewrap):
     """What an ordinary user gets; root may run it too, without the process limit."""
 
     @pytest.fixture

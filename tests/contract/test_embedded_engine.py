@@ -366,3 +366,30 @@ async def test_a_context_longer_than_the_model_was_made_for_is_refused():
 async def test_threads_change_between_steps(engine):
     engine.set_threads(1)
     assert (await collect(engine, request("a", [1, 2]))).finish == "length"
+
+
+async def test_a_stop_string_may_begin_in_the_part_of_the_answer_that_is_in_the_prompt():
+    engine = make_engine(decode_text=lambda ids: " ".join(map(str, ids)))
+    free = await collect(engine, request("a", [1, 2, 3], temperature=0.0, max_tokens=9))
+    ids = list(free.token_ids)
+    stop = " ".join(map(str, ids[3:6]))
+    for begun in range(7):
+        item = request(
+            f"b{begun}", [1, 2, 3, *ids[:begun]], temperature=0.0, max_tokens=9 - begun, stop_strings=(stop,),
+            num_answer_tokens=begun,
+        )  # fmt: skip
+        rest = await collect(engine, item)
+        first = next(n for n in range(1, 10) if stop in " ".join(map(str, ids[:n])))
+        assert first == 6
+        assert ids[:begun] + list(rest.token_ids) == (ids[:6] if begun < 6 else ids[:7])
+        assert rest.finish == "stop"
+    prompt_only = request("c", [1, 2, 3, *ids[:5]], temperature=0.0, max_tokens=4, stop_strings=(stop,))
+    assert (await collect(engine, prompt_only)).finish == "length"  # the prompt is no part of the answer
+    await engine.close()
+
+
+async def test_an_answer_cannot_begin_before_its_prompt():
+    engine = make_engine()
+    for count in (3, 4, -1):
+        assert (await collect(engine, request("a", [1, 2, 3], num_answer_tokens=count))).finish == "rejected"
+    await engine.close()

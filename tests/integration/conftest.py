@@ -5,6 +5,7 @@ it: the journal replays byte for byte, every rollout that was started is account
 outside the run directory.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -207,6 +208,11 @@ class Command:
         self.process.kill()
         self.process.wait()
 
+    def wait_a_while(self, seconds):
+        """Let it run, at most until it ends."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+
     def workers(self):
         """Process ids of its workers."""
         return [
@@ -254,6 +260,15 @@ class Bench:
                 return pid
         raise AssertionError(f"no worker {role} of {command.pid}")
 
+    def kill_one(self, command, who):
+        """Kill the driver or one worker of a command, if it is there."""
+        if who == "driver":
+            command.kill()
+            wait_for(lambda: not command.workers(), lambda: f"the end of {command.workers()}")
+            return
+        with contextlib.suppress(AssertionError, OSError):  # it has not begun, or is gone already
+            os.kill(self.worker(command, who), signal.SIGKILL)
+
     def leftovers(self):
         """Processes, sandboxes and shared memory that a run of this test has left behind."""
         left = [f"worker {pid}" for command in self.commands for pid in command.workers()]
@@ -289,13 +304,20 @@ class Bench:
                 found += [part for part in parts if part["kind"] == kind]
         return found
 
+    def events(self, run_dir=None):
+        """All events in order, as plain values."""
+        for line in (run_dir or self.run_dir).joinpath("journal.jsonl").read_text().splitlines():
+            record = json.loads(line)
+            if "event" in record:
+                yield record["event"]
+
     def trained(self):
         """The rollouts of each step in the surviving weights: {step: [rollout, ...]}."""
         steps, asked = {}, {}
         for line in self.run_dir.joinpath("journal.jsonl").read_text().splitlines():
             record = json.loads(line)
             event = record.get("event", {})
-            if event.get("kind") == "RunResumed":
+            if event.get("kind") in ("RunResumed", "RolledBack"):
                 steps = {step: rows for step, rows in steps.items() if step <= event["step"]}
             elif event.get("kind") == "StepEnded":
                 steps[event["step"]] = asked[event["step"]]

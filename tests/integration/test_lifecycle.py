@@ -5,7 +5,11 @@ one after the other, before it may finish.
 """
 
 import os
+import random
+import shutil
 import signal
+
+import pytest
 
 from tests.integration.conftest import wait_for
 
@@ -85,14 +89,58 @@ def test_two_interrupts_and_a_killed_driver_leave_nothing_and_the_run_goes_on(be
     finishes(bench, num_resumes=2)
 
 
-def test_a_killed_worker_ends_the_run_with_its_cause(bench):
-    for life, role in enumerate(["trainer", "generator0", "environment0"]):
-        command = resume(bench) if life else begin(bench)
-        command.until_step(3 * life + 2)
-        os.kill(bench.worker(command, role), signal.SIGKILL)
-        ended = command.ended(within_s=30)
-        assert ended.code == 1, ended.text
-        assert f"worker {role} died: it was ended by SIGKILL" in ended.err
-        assert f"headway resume {bench.run_dir}" in ended.out
-        assert bench.check()["outcome"] == "failed"
-    finishes(bench, num_resumes=3)
+def test_a_killed_generator_or_trainer_is_started_anew_and_too_many_deaths_end_the_run(bench):
+    command = begin(bench).until_step(1)
+    os.kill(bench.worker(command, "generator0"), signal.SIGKILL)
+    command.until("generator generator0 is started anew").until_step(3)
+    os.kill(bench.worker(command, "trainer"), signal.SIGKILL)
+    command.until("trainer trainer is started anew").until_step(5)
+    os.kill(bench.worker(command, "trainer"), signal.SIGKILL)
+    ended = command.ended(within_s=60)
+    assert ended.code == 1, ended.text
+    assert "worker trainer died: it was ended by SIGKILL" in ended.err
+    assert f"headway resume {bench.run_dir}" in ended.out
+    assert bench.check()["outcome"] == "failed"
+
+    done = max(bench.trained())
+    command = resume(bench).until_step(done + 2)
+    os.kill(bench.worker(command, "environment0"), signal.SIGKILL)
+    ended = command.ended(within_s=60)
+    assert ended.code == 1, ended.text
+    assert "worker environment0 died: it was ended by SIGKILL" in ended.err
+    assert bench.check()["outcome"] == "failed"
+    finishes(bench, num_resumes=2)
+
+
+def survives(bench, rng, num_kills):
+    """Kill processes at random moments, then finish: every step once, nothing twice, nothing left."""
+    command, resumes = begin(bench), 0
+    for _ in range(num_kills):
+        command.wait_a_while(rng.uniform(0.5, 12.0))
+        bench.kill_one(command, rng.choice(["driver", "generator0", "trainer", "environment0"]))
+        command.wait_a_while(1.0)
+        if command.process.poll() is not None:
+            wait_for(lambda: not command.workers(), "the end of its workers")  # noqa: B023
+            if not (bench.run_dir / "journal.jsonl").exists():
+                shutil.rmtree(bench.run_dir, ignore_errors=True)  # killed before it had begun
+                command = begin(bench)
+            else:
+                command, resumes = resume(bench), resumes + 1
+    code = command.ended().code
+    while code != 0:
+        ended, resumes = resume(bench).ended(), resumes + 1
+        assert ended.code in (0, 1), ended.text
+        code = ended.code
+    steps = bench.trained()
+    assert sorted(steps) == list(range(1, STEPS + 1))
+    rollouts = [rollout for rows in steps.values() for rollout in rows]
+    assert len(rollouts) == len(set(rollouts))
+    assert bench.check()["outcome"] == "steps"
+
+
+@pytest.mark.parametrize(
+    ("seed", "num_kills"),
+    [(0, 2), *(pytest.param(seed, 5, marks=pytest.mark.slow) for seed in range(1, 20))],
+)
+def test_processes_killed_at_random_moments_cost_no_finished_rollout(bench, seed, num_kills):
+    survives(bench, random.Random(seed), num_kills)

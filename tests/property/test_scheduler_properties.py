@@ -38,7 +38,8 @@ scheduler_settings = st.builds(
             max_refill_batches=refills,
             on_failed_rollout=policy,
             max_empty_batches=3,
-            publish_every=1 + more["publish_lag"] * bool(min(depth, bound) != 0 and bound),
+            publish_every=1
+            + more["publish_lag"] * bool(min(depth, bound) != 0 and bound and more["level"] != 0),
             max_updating_replicas=more["updating"],
             batch_tokens=more["batch_tokens"],
         ),
@@ -170,7 +171,7 @@ def test_killed_anywhere_a_run_resumes_and_trains_nothing_twice(
 @LOOSE
 @given(scheduler_settings, st.integers(0, 2**32))
 def test_bound_zero_trains_on_policy_only_and_ends(queue: SchedulerSettings, seed: int) -> None:
-    sync = replace(queue, queue=replace(queue.queue, bound=0, depth=0))
+    sync = replace(queue, queue=replace(queue.queue, bound=0, depth=0, publish_every=1))
     run = simulate(sync, SimSettings(tokens_sigma=1.2), seed)
     for batch in all_notes(run.entries, BatchReleased):
         assert {age for age, _ in batch.token_staleness} <= {0}
@@ -192,7 +193,8 @@ def test_refill_never_exceeds_its_budget(queue: SchedulerSettings, sim: SimSetti
 def test_an_evaluation_counts_every_task_once(queue: SchedulerSettings, sim: SimSettings, seed: int) -> None:
     run = simulate(queue, sim, seed)
     for note in all_notes(run.entries, EvalEnded):
-        assert note.num_rollouts + note.num_failed == queue.eval.num_tasks
+        assert note.num_rollouts + note.num_failed == queue.eval.num_tasks * queue.eval.rollouts_per_task
+        assert 0.0 <= note.pass_at_1 <= note.pass_at_n <= 1.0
 
 
 @LOOSE
@@ -214,6 +216,7 @@ def looked_up(index: Index) -> dict[str, object]:
         "parked": sorted(index.parked),
         "num_running": index.num_running,
         "num_late": index.num_late,
+        "busy": index.busy,
         "load": index.load,
         "wanted": {purpose: list(line) for purpose, line in index.wanted.items()},
         "num_live_sandboxes": index.num_live_sandboxes,

@@ -18,6 +18,7 @@ from headway.queue.settings import (
     StopSettings,
 )
 from headway.queue.staleness import StalenessSettings
+from tests.simulation.flow import FlowDriver, draw_flow
 from tests.simulation.ledger import assert_conserved, assert_within_bound
 
 MAX_EVENTS = 40_000  # a scenario that needs more than this hangs
@@ -95,15 +96,18 @@ def play(seed: int) -> tuple[SimRun, Finish]:
     """Play the scenario of a seed, killed up to three times, and check every invariant on its journal."""
     rng = random.Random(seed)
     settings, sim = draw_settings(rng), draw_sim(rng)
+    if seed % 3:
+        settings, sim = draw_flow(settings, sim, random.Random(f"flow/{seed}"))
     kills: list[int | None] = [rng.randint(1, 600) for _ in range(rng.randint(0, 3))] if seed % 2 else []
     run, finish = SimRun(Scheduler(settings)), None
     for life, stop_after in enumerate([*kills, None]):
         now = run.entries[-1].t if run.entries else 0.0
         lineage = run.scheduler.state.lineage + 1 if life else 0
-        driver = SimulatedDriver(run, sim, seed + life, lineage=lineage, start_s=now)
+        kind = FlowDriver if seed % 3 else SimulatedDriver
+        driver = kind(run, sim, seed + life, lineage=lineage, start_s=now)
         finish = driver.play(stop_after=stop_after, max_events=MAX_EVENTS)
         run.scheduler = replayed(settings, run)
-        if finish is not None and finish.outcome not in ("interrupted", "failed"):
+        if finish is not None and finish.outcome not in ("interrupted", "failed", "guard"):
             break
     assert finish is not None
     assert_conserved(run.entries)

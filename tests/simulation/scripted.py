@@ -20,10 +20,10 @@ class ScriptedDriver(SimulatedDriver):
     change: Change | None = None
     follow: Follow | None = None
 
-    def _feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> None:
         if self.change is not None:
             event = self.change(event)
-        super()._feed(event)
+        super().feed(event)
         if self.follow is not None and self.finish is None:
             for extra in self.follow(event):
                 self.later(0.0, extra)

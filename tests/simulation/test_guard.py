@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from headway.core.commands import Checkpoint, Finish, Train
+from headway.core.commands import Checkpoint, Finish, Rollback, Train
 from headway.core.events import Event, RolloutEnded, Scored, SettingChanged, StepEnded, TurnEnded
 from headway.core.notes import GuardAlarm, Warned
 from headway.core.records import VersionSpan
@@ -175,15 +175,78 @@ def test_an_absolute_limit_acts_before_there_is_a_baseline() -> None:
     assert run.scheduler.state.step == 1
 
 
-def rolled_back(metric: str, **changes: object) -> tuple[SimRun, Script]:
+def roll_back(metric: str, *, heals: bool = True, **changes: object) -> SimRun:
+    """Play a collapse that a lower learning rate heals, or does not."""
+    return roll_back_with(guard("rollback", **changes), metric, heals=heals)
+
+
+def roll_back_with(settings: SchedulerSettings, metric: str, *, heals: bool = True) -> SimRun:
     script = Script(metric)
 
     def change(event: Event) -> Event:
-        if driver.run.scheduler.state.lr_scale < heals_at:
-            script.healed = True
+        script.healed = heals and driver.run.scheduler.state.lr_scale < 1.0
         return script(event)
 
-    heals_at = changes.pop("heals_at", 0.9)
-    driver = scripted(guard("rollback", **changes), SIM, 1, change=change)
+    driver = scripted(settings, SIM, 1, change=change)
     driver.play()
-    return driver.run, script
+    return driver.run
+
+
+@pytest.mark.parametrize("metric", ["entropy", "grad_norm"])
+def test_a_rollback_goes_back_before_the_alarm_with_a_lower_rate_and_the_run_ends(metric: str) -> None:
+    run = roll_back(metric)
+    (alarm,) = all_notes(run.entries, GuardAlarm)
+    (command,) = all_commands(run.entries, Rollback)
+    assert alarm.action == "rollback"
+    assert command.step < alarm.step - 1
+    assert command.step in (35, 40)
+    assert finish_of(run).outcome == "steps"
+    scales = [c.lr_scale for c in all_commands(run.entries, Train)]
+    assert sorted(set(scales)) == [0.5, 1.0]
+    assert scales == sorted(scales, reverse=True)
+    ends = assert_conserved(run.entries)
+    assert ends["trained"] == sum(len(rows) for rows in run.trained.values())
+    assert sorted(run.trained) == list(range(1, 61))
+
+
+def test_rollbacks_are_bounded_and_then_the_run_stops_by_name() -> None:
+    run = roll_back("grad_norm", heals=False)
+    actions = [alarm.action for alarm in all_notes(run.entries, GuardAlarm)]
+    assert actions == ["rollback", "rollback", "stop"]
+    first, second = [command.step for command in all_commands(run.entries, Rollback)]
+    assert second <= first
+    finish = finish_of(run)
+    assert finish.outcome == "guard"
+    assert "after 2 rollbacks (guard.max_rollbacks)" in finish.message
+    assert_conserved(run.entries)
+
+
+def test_without_a_checkpoint_from_before_the_alarm_a_rollback_is_a_stop() -> None:
+    settings = replace(guard("rollback"), checkpoint=CheckpointSettings(every_steps=1, keep=1))
+    run = roll_back_with(settings, "grad_norm")
+    finish = finish_of(run)
+    assert finish.outcome == "guard"
+    assert "no checkpoint from before it is left (checkpoint.keep)" in finish.message
+    assert_conserved(run.entries)
+
+
+def test_before_the_first_checkpoint_a_rollback_begins_the_run_anew() -> None:
+    settings = replace(guard("rollback"), checkpoint=CheckpointSettings(every_steps=0))
+    run = roll_back_with(settings, "grad_norm")
+    assert [command.step for command in all_commands(run.entries, Rollback)] == [0]
+    assert finish_of(run).outcome == "steps"
+    ends = assert_conserved(run.entries)
+    assert ends["trained"] == sum(len(rows) for rows in run.trained.values())
+
+
+def test_a_run_in_which_nothing_is_solved_any_more_is_seen_although_no_step_ends() -> None:
+    def change(event: Event) -> Event:
+        state = driver.run.scheduler.state
+        gone = state.step >= COLLAPSE and state.lr_scale == 1.0
+        return replace(event, reward=0.0) if isinstance(event, Scored) and gone else event
+
+    driver = scripted(guard("rollback", min_reward=0.2), SIM, 1, change=change)
+    driver.play()
+    assert [alarm.metric for alarm in all_notes(driver.run.entries, GuardAlarm)] == ["reward"]
+    assert finish_of(driver.run).outcome == "steps"
+    assert_conserved(driver.run.entries)

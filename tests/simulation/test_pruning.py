@@ -81,7 +81,7 @@ def test_without_settings_no_verdict_but_a_users_prunes() -> None:
     ("settings", "source", "against", "for_it"),
     [
         ({"max_tokens": 10_000}, "length", 10_001.0, 10_000.0),
-        ({"max_repetition": 0.5}, "repetition", 0.6, 0.5),
+        ({"max_repetition": 0.5}, "repetition", 0.5, 0.49),
         ({"environment": True}, "environment", -1.0, 0.0),
         ({"value_threshold": 0.2}, "value", 0.1, 0.2),
         ({}, "user", -1.0, 1.0),

@@ -54,8 +54,11 @@ class Stage:
             if len(found) >= number:
                 return found[number - 1]
             self._changed.clear()
-            async with asyncio.timeout(20):
-                await self._changed.wait()
+            try:
+                async with asyncio.timeout(20):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise AssertionError(f"no {kind} came, only {self.events}") from None
 
     def kinds(self):
         return [type(event).__name__ for event in self.events]

@@ -12,7 +12,7 @@ from headway.core.events import Scored, StepEnded
 from headway.core.protocols import StepResult
 from headway.core.records import Reward
 from headway.environments.steps import scored
-from headway.runtime.trainer_worker import _obey
+from headway.runtime.trainer_worker import take_step
 
 ODD = {"good": 1, "nan": math.nan, "inf": math.inf, "huge": 10**400, "low": -math.inf}
 
@@ -45,7 +45,7 @@ class Trainer:
 
 
 def test_a_trainers_metric_that_is_not_finite_is_left_out_of_the_step():
-    event = _obey(Trainer(), Train(0, 1, ()))
+    event = take_step(Trainer(), Train(0, 1, ()))
     assert isinstance(event, StepEnded)
     assert strict(event)["metrics"] == {"good": 1.0}
 

@@ -194,7 +194,8 @@ async def test_a_forged_function_gains_nothing(provider, code):
 async def test_a_trial_of_a_rollout_that_fails_says_why(renderer, provider):
     environment = build("arithmetic")
     engine = ScriptedEngine(lambda request: [1])
-    engine.finish_as["try.1.0"] = ("lost", "the replica died")
+    for name in ("try.1.0", "try.1.0.p1", "try.1.0.p2"):
+        engine.finish_as[name] = ("lost", "the replica died")
     trial = await try_once(environment, engine, renderer, provider, GenerationLimits(8, 256))
     assert trial.score is None
     assert trial.failure.startswith("infrastructure: ")

@@ -1,4 +1,4 @@
-"""Parking and resuming: budgets, seams, versions, times, right to the token, at every point of a rollout."""
+"""Parking and resuming: budgets, seams, versions and times right to the token, wherever a rollout stands."""
 
 import asyncio
 

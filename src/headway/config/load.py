@@ -24,6 +24,7 @@ HOOKS = (
     ("algorithm", "advantage"),
     ("algorithm", "loss"),
     ("acceptance", "verdict"),
+    ("pruning", "value_hook"),
 )
 """Keys that may name a file of the user's own code."""
 

@@ -47,6 +47,18 @@ def merge_spans(spans: list[VersionSpan]) -> list[VersionSpan]:
     return merged
 
 
+def without_last(spans: list[VersionSpan], num_tokens: int) -> list[VersionSpan]:
+    """Return the spans without their last `num_tokens` tokens."""
+    left = sum(span.num_tokens for span in spans) - num_tokens
+    kept: list[VersionSpan] = []
+    for span in spans:
+        if left <= 0:
+            break
+        kept.append(span._replace(num_tokens=min(span.num_tokens, left)))
+        left -= span.num_tokens
+    return kept
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One problem that an environment poses."""

@@ -226,7 +226,8 @@ class RolloutHost:
             self._tell(command, attempt, ended)
             if chat is not None:
                 await chat.close()
-            await shelf.clear()
+            if not self._closing.is_set():  # a closing host may leave parked rollouts to another life
+                await shelf.clear()
 
     def _environment(self, command: StartRollout | Score) -> Environment:
         return self._environments[source_of(command.task_id)]

@@ -170,16 +170,18 @@ class SandboxLease:
         async with self._lock:
             if self._inner is None or self._state == "released" or await self._provider.alive(self._id):
                 return
+            inner, self._inner = self._inner, None
+            with contextlib.suppress(OSError, SandboxError):  # of what is left of it
+                await inner.terminate()
             if self.record.kept:
                 began = stopwatch()
-                await self._inner.terminate()
-                self._inner = None
-                self._inner = await self._built()
-                spent_s = stopwatch() - began
+                sandbox = await self._built()
+                await self._still_wanted(sandbox)
+                self._inner, spent_s = sandbox, stopwatch() - began
                 self.start_s += spent_s
                 self._emit(SandboxReady(self._rollout, self._attempt, self._id, spent_s))
                 return
-            self._inner, self._state = None, "released"
+            self._state = "released"
             cause = "what was done in the sandbox is gone"
             self._emit(SandboxLost(self._rollout, self._attempt, self._id, cause))
             raise SandboxError(
@@ -251,12 +253,16 @@ class SandboxLease:
             self._state = "released"
             self._emit(SandboxLost(self._rollout, self._attempt, self._id, error.rule))
             raise
-        if self._state == "released":  # meanwhile, by somebody who could not see it yet
-            await sandbox.terminate()
-        self._check()
+        await self._still_wanted(sandbox)
         self._inner = sandbox
         self.start_s = stopwatch() - began
         self._emit(SandboxReady(self._rollout, self._attempt, self._id, self.start_s))
+
+    async def _still_wanted(self, sandbox: Sandbox) -> None:
+        """End a sandbox that was released by somebody who could not see it yet."""
+        if self._state == "released":
+            await sandbox.terminate()
+        self._check()
 
     def _check(self) -> None:
         if self._state == "released":

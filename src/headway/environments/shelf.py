@@ -1,7 +1,7 @@
 """Where a parked rollout is kept for another life: its partial payload and its sandbox's snapshots.
 
 For environments that declare `replay` or `snapshot`; one that declares `restart` leaves nothing here and
-begins anew. Snapshots lie beside the payloads. Only the newest one of an attempt is kept, and none after its
+begins anew. Snapshots lie beside the payloads. Only the newest one of a rollout is kept, and none after its
 end: a record whose snapshot is gone is told in full instead.
 """
 
@@ -39,6 +39,7 @@ class Shelf:
         self._command = command
         self._task = task
         self._payload_dir = payload_dir
+        self._folder = payload_dir / "snapshots"
         self._payloads = payloads
         self._resume = resume
         self._provider = provider
@@ -52,6 +53,9 @@ class Shelf:
         """
         if self._command.partial and self._resume != "restart":
             chat.rerun(read_partial(self._payload_dir, self._command.partial))
+            if chat.record.snapshot:  # the run's folder may have moved since
+                self._snapshot = self._folder / Path(chat.record.snapshot).name
+                chat.record.snapshot = str(self._snapshot)
         chat.record.kept = self._resume != "restart"
         lease.record = chat.record
         lease.turn = lambda: chat.num_answers - 1
@@ -62,8 +66,7 @@ class Shelf:
     async def _written(self, chat: Conversation, lease: SandboxLease) -> str:
         """Write what another life needs and return its reference."""
         if self._resume == "snapshot":
-            name = quote(f"{lease.id}.{self._num_snapshots}", safe="")
-            path = self._payload_dir / "snapshots" / name
+            path = self._folder / quote(f"{lease.id}.{self._num_snapshots}", safe="")
             self._num_snapshots += 1
             with contextlib.suppress(SandboxError):  # the calls alone give the same state
                 if await lease.snapshot(path):
@@ -72,7 +75,7 @@ class Shelf:
         return write_partial(chat.partial(), self._command.rollout, self._task.id, self._payloads)
 
     async def clear(self) -> None:
-        """Remove the attempt's snapshot."""
+        """Remove the rollout's snapshot."""
         if self._snapshot is not None:
             with contextlib.suppress(OSError):  # it lies in the run's own folder and harms nobody
                 await self._provider.discard(self._snapshot)

@@ -28,6 +28,9 @@ class SimSettings:
     max_answer_tokens: int = 256
     token_s: float = 0.02
     prefill_s: float = 0.05
+    prefill_token_s: float = 0.0  # more for each token of the context
+    kv_tokens: int = 0  # that fit into a replica's memory, 0 for no end; above it requests are preempted
+    sample_s: float = 1.0  # between two measurements of the memory
     num_turns: int = 2
     uses_sandbox: bool = True
     sandbox_start_s: float = 0.02
@@ -68,6 +71,7 @@ class SimReplica:
     dead: bool = False
     running: int = 0
     line: list[str] = field(default_factory=list[str])  # keys of waiting turns
+    decoding: dict[str, None] = field(default_factory=dict[str, None])  # rollouts that hold a slot
 
     def spans(self, begin_s: float, token_s: float, num_tokens: int) -> list[VersionSpan]:
         """Cut `num_tokens` tokens, one each `token_s` from `begin_s` on, by the version of their moment."""
@@ -100,6 +104,7 @@ class SimRollout:
     parked: bool = False
     asks: bool = False  # it wants an answer: in line, decoding, or parked in the midst of one
     decoding: bool = False  # it holds a slot
+    prefill_s: float = 0.0  # of the unfinished answer
     begin_s: float = 0.0  # of decoding the answer's current part
     num_left: int = 0  # tokens that the answer still lacks
     answer: list[VersionSpan] = field(default_factory=list[VersionSpan])  # of the unfinished answer

@@ -57,6 +57,7 @@ from headway.core.events import (
 )
 from headway.core.notes import Note
 from headway.matching.roles import SimReplica, SimSettings, offer, task_solve_rate
+from headway.matching.simulated_memory import SimMemory
 from headway.matching.simulated_rollouts import SimRollouts
 from headway.queue.scheduler import Scheduler
 
@@ -111,6 +112,7 @@ class SimulatedDriver:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.rollouts = SimRollouts(self)
+        self.memory = SimMemory(self, self.rollouts)
         self._trainer_life = 0
         self._wake_at_s: float | None = None
 
@@ -167,6 +169,7 @@ class SimulatedDriver:
             self.rollouts.replicas[name] = replica
             self.later(self.sim.start_s, ReplicaJoined(name, 0, self.lineage, 0, self.sim.max_running))
             self.at(self.sim.start_s, lambda replica=replica: self._let_die(replica))
+        self.at(self.sim.start_s, self.memory.watch)
 
     # --- commands
 

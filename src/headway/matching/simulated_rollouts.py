@@ -7,7 +7,7 @@ a slot, decoding, at a tool, or parked; a replica that dies parks whoever asks i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from headway.core.events import (
     Event,
@@ -68,14 +68,15 @@ class SimRollouts:
         rollout.hangs = rng.random() < sim.p_hangs
         rollout.ignores_cancel = rollout.hangs and rng.random() < sim.p_ignores_cancel
         self._rollouts[rollout.rollout] = rollout
+        answer: list[VersionSpan] = []
         if command.partial:
-            _, turn, spans = command.partial.split("|")
-            rollout.turn = int(turn)
-            rollout.spans = [VersionSpan(*map(int, span.split("."))) for span in spans.split() if span]
+            _, turn, before, begun = command.partial.split("|")
+            rollout.turn, rollout.spans, answer = int(turn), _spans(before), _spans(begun)
         if rollout.turn >= sim.num_turns:
             self._end(rollout)
         elif not rollout.hangs:
             self._ask_turn(rollout)
+            rollout.answer = answer
 
     def park(self, command: Park) -> None:
         """Stop decoding; a tool call goes on."""
@@ -89,8 +90,7 @@ class SimRollouts:
         if rollout.attempt != command.attempt or rollout.over or not rollout.parked:
             return
         rollout.parked, rollout.replica = False, command.replica
-        context = _PROMPT_TOKENS + sum(span.num_tokens for span in [*rollout.spans, *rollout.answer])
-        event = RolloutResumed(command.rollout, command.attempt, command.replica, context)
+        event = RolloutResumed(command.rollout, command.attempt, command.replica, self._context(rollout))
         self._stage.later(0.0, event)
         if rollout.asks:
             self._stage.at(0.0, lambda: self._stand_in_line(rollout))
@@ -121,6 +121,39 @@ class SimRollouts:
             if rollout.replica == replica.name and rollout.asks and not rollout.parked and not rollout.over:
                 self._set_aside(rollout, "engine_lost")
 
+    # --- memory
+
+    def resident(self, replica: SimReplica) -> dict[str, int]:
+        """Return the tokens that each decoding request of a replica holds in memory now."""
+        now, token_s = self._stage.clock.now(), self._stage.sim.token_s
+        tokens: dict[str, int] = {}
+        for name in list(replica.decoding):
+            rollout = self._rollouts[name]
+            new = max(0, min(rollout.num_left, int((now - rollout.begin_s) / token_s)))
+            tokens[name] = self._context(rollout) + new
+        return tokens
+
+    def begun(self, name: str) -> float:
+        """Return when a decoding request was served."""
+        return self._rollouts[name].begin_s
+
+    def preempt(self, name: str) -> None:
+        """Take a request's memory; it stands first in line."""
+        rollout = self._rollouts[name]
+        replica = self.replicas[rollout.replica]
+        replica.line.insert(0, name)
+        rollout.waiting_since_s = self._stage.clock.now()
+        self._leave_slot(rollout, whole=False)
+
+    def _fits(self, replica: SimReplica, rollout: SimRollout) -> bool:
+        capacity = self._stage.sim.kv_tokens
+        if not capacity or not replica.decoding:
+            return True
+        return sum(self.resident(replica).values()) + self._context(rollout) <= capacity
+
+    def _context(self, rollout: SimRollout) -> int:
+        return _PROMPT_TOKENS + sum(span.num_tokens for span in (*rollout.spans, *rollout.answer))
+
     # --- answers
 
     def _ask_turn(self, rollout: SimRollout) -> None:
@@ -128,7 +161,7 @@ class SimRollouts:
             return
         rollout.asks = True
         rollout.num_left = draw_tokens(self._stage.rng, self._stage.sim, rollout.task_id)
-        rollout.answer, rollout.waited_s = [], 0.0
+        rollout.answer, rollout.waited_s, rollout.prefill_s = [], 0.0, 0.0
         if not rollout.parked:
             self._stand_in_line(rollout)
 
@@ -146,18 +179,24 @@ class SimRollouts:
     def _serve(self, replica: SimReplica) -> None:
         stage = self._stage
         while replica.line and replica.running < replica.slots and not replica.dead:
-            rollout = self._rollouts[replica.line.pop(0)]
-            if rollout.over or rollout.parked or rollout.decoding or not rollout.asks:
-                continue
-            if rollout.replica != replica.name:
+            rollout = self._rollouts[replica.line[0]]
+            waits = rollout.asks and not (rollout.over or rollout.parked or rollout.decoding)
+            waits = waits and rollout.replica == replica.name
+            if waits and not self._fits(replica, rollout):
+                return
+            del replica.line[0]
+            if not waits:
                 continue
             replica.running += 1
+            replica.decoding[rollout.rollout] = None
             rollout.decoding = True
             rollout.part += 1
             rollout.waited_s += stage.clock.now() - rollout.waiting_since_s
-            rollout.begin_s = stage.clock.now() + stage.sim.prefill_s
+            prefill_s = stage.sim.prefill_s + stage.sim.prefill_token_s * self._context(rollout)
+            rollout.prefill_s += prefill_s
+            rollout.begin_s = stage.clock.now() + prefill_s
             part = rollout.part
-            duration = stage.sim.prefill_s + rollout.num_left * stage.sim.token_s
+            duration = prefill_s + rollout.num_left * stage.sim.token_s
             stage.at(duration, lambda r=rollout, p=part: self._turn_ends(r, p))
 
     def _leave_slot(self, rollout: SimRollout, *, whole: bool) -> None:
@@ -173,6 +212,7 @@ class SimRollouts:
         rollout.answer = merge_spans([*rollout.answer, *spans])
         rollout.num_left -= num
         replica.running -= 1
+        replica.decoding.pop(rollout.rollout, None)
         self._serve(replica)
 
     def _turn_ends(self, rollout: SimRollout, part: int) -> None:
@@ -185,7 +225,7 @@ class SimRollouts:
         num_tokens = sum(span.num_tokens for span in rollout.answer)
         event = TurnEnded(
             rollout.rollout, rollout.attempt, rollout.turn, rollout.replica, tuple(rollout.answer),
-            _PROMPT_TOKENS, _PROMPT_TOKENS + num_tokens, rollout.waited_s, sim.prefill_s,
+            _PROMPT_TOKENS, _PROMPT_TOKENS + num_tokens, rollout.waited_s, rollout.prefill_s,
             num_tokens * sim.token_s, "stop",
         )  # fmt: skip
         stage.later(0.0, event)
@@ -215,15 +255,17 @@ class SimRollouts:
 
     # --- standing still and ending
 
-    def _set_aside(self, rollout: SimRollout, cause: str) -> None:
+    def _set_aside(self, rollout: SimRollout, cause: Literal["asked", "engine_lost"]) -> None:
         self._leave_slot(rollout, whole=False)
         rollout.parked = True
         spans = merge_spans([*rollout.spans, *rollout.answer])
         payload = ""
         if self._stage.sim.keeps_partials:
-            text = " ".join(f"{span.lineage}.{span.number}.{span.num_tokens}" for span in spans)
-            payload = f"partial:{rollout.rollout}|{rollout.turn}|{text}"
-        event = RolloutParked(rollout.rollout, rollout.attempt, tuple(spans), payload, cause)  # pyright: ignore
+            before, begun = _text(rollout.spans), _text(rollout.answer)
+            payload = f"partial:{rollout.rollout}|{rollout.turn}|{before}|{begun}"
+        num_unfinished = sum(span.num_tokens for span in rollout.answer)
+        told = tuple(spans)
+        event = RolloutParked(rollout.rollout, rollout.attempt, told, payload, cause, num_unfinished)
         self._stage.later(0.0, event)
 
     def _end(self, rollout: SimRollout) -> None:
@@ -246,3 +288,11 @@ class SimRollouts:
         num_tokens = sum(span.num_tokens for span in [*rollout.spans, *rollout.answer])
         event = RolloutFailed(rollout.rollout, rollout.attempt, owner, cause, "simulated", num_tokens)
         self._stage.later(0.0, event)
+
+
+def _text(spans: list[VersionSpan]) -> str:
+    return " ".join(f"{span.lineage}.{span.number}.{span.num_tokens}" for span in spans)
+
+
+def _spans(text: str) -> list[VersionSpan]:
+    return [VersionSpan(*map(int, span.split("."))) for span in text.split()]

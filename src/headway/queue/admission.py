@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import RequestTask, StartRollout
 from headway.queue import choice, concurrency
-from headway.queue.context import Context, rollout_seed
+from headway.queue.choice import Choice
+from headway.queue.context import Context, origin, rollout_seed
 from headway.queue.staleness import age
-from headway.queue.state import GroupState, RolloutState
+from headway.queue.state import Again, GroupState, RolloutState
 
 if TYPE_CHECKING:
     from headway.core.records import Purpose
@@ -33,14 +34,15 @@ def ghosts(ctx: Context) -> int:
 def admit(ctx: Context) -> None:
     """Ask for tasks while a new group would train within the depth."""
     state, queue = ctx.state, ctx.settings.queue
-    if state.phase != "running" or state.restart_due or state.exhausted or not state.replicas:
+    dry = state.exhausted and not state.again
+    if state.phase != "running" or state.restart_due or dry or not state.replicas:
         return
     index = ctx.index
     ahead = ghosts(ctx) + index.num_admitted - index.num_late + len(index.train["queued"])
-    ahead -= ctx.settings.oversampling.groups_extra
+    ahead += recovery_places(ctx) - ctx.settings.oversampling.groups_extra
     size = choice.largest_group(ctx)
     running = index.num_running + len(index.train["requested"]) * size
-    busy = 1 if state.trainer == "training" else 0
+    busy = 1 if ctx.index.train["training"] else 0
     ages = [age(state, r.lineage, r.number) for r in state.replicas.values() if r.usable]
     if not ages:
         return
@@ -51,30 +53,74 @@ def admit(ctx: Context) -> None:
         step = (
             state.step + busy + max(0, ahead) // queue.batch_groups
         )  # the version that this group's step trains from
+        if state.again and state.again[0].planned:
+            step = state.again[0].planned - 1
         if step - applied > ctx.settings.depth or (last_step and step >= last_step):
             return
-        if room is not None and room < size and ctx.index.busy:
+        if room is not None and room < size and (running or index.busy):
             return
         if queue.max_running_rollouts and running + size > queue.max_running_rollouts and running:
             return
-        request_group(ctx, "train", choice.choose(ctx))
         ahead += 1
+        if state.again:
+            again = state.again.pop(0)
+            request_group(ctx, "train", Choice(again.source, again.asked_level, again.index), again)
+            ahead -= bool(again.planned)  # its batch was counted whole
+        elif state.exhausted:
+            return
+        else:
+            request_group(ctx, "train", choice.choose(ctx))
         running += size
         room = None if room is None else room - size
 
 
-def request_group(ctx: Context, purpose: Purpose, what: choice.Choice) -> None:
-    """Open a group and ask for its task."""
+def recovery_places(ctx: Context) -> int:
+    """Return how many places lost steps take beyond their groups: each one a whole batch.
+
+    When nothing is left of the next one's batch, the plan has a gap that no later step can wait behind: it is
+    given up, and what is left of it trains as any other group. Looks at every group, but only while lost
+    steps are being taken again.
+    """
+    state, index = ctx.state, ctx.index
+    if state.step >= state.planned_until:
+        return 0
+    shelves = [index.train[shelf] for shelf in ("requested", "running", "signalling", "queued", "dormant")]
+    groups = [group for shelf in shelves for group in shelf.values() if group.planned > state.step]
+    steps = {item.planned for item in (*groups, *state.again) if item.planned > state.step}
+    busy = 1 if index.train["training"] else 0
+    if steps and min(steps) > state.step + 1 + busy:
+        for item in (*groups, *state.again):
+            item.planned = 0
+        state.planned_until = state.step
+        return 0
+    return len(steps) * ctx.settings.queue.batch_groups - len(groups)
+
+
+def request_group(ctx: Context, purpose: Purpose, what: Choice, again: Again | None = None) -> None:
+    """Open a group and ask for its task.
+
+    The numbers of new train groups, which their tokens are drawn by, count neither evaluations nor groups
+    that take a lost one's task again: a broken run gives the numbers that the unbroken one gives.
+    """
     state = ctx.state
+    if again is not None:
+        state.num_again += 1
+        name = f"{again.group}~{state.num_again}"
+    elif purpose == "train":
+        name = f"t{state.next_group:06d}"
+        state.next_group += 1
+    else:
+        name = f"e{state.next_eval_group:06d}"
+        state.next_eval_group += 1
     group = GroupState(
-        f"{purpose[0]}{state.next_group:06d}",
+        name,
         purpose,
         state.next_request,
         what.index,
         source=what.source,
         asked_level=what.level,
+        planned=again.planned if again else 0,
     )
-    state.next_group += 1
     ctx.open_group(group)
     ask_task(ctx, group)
 
@@ -126,6 +172,7 @@ def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState, partia
     rollout.pruned = rollout.audited = ""
     if not partial:
         rollout.num_tokens, rollout.spans, rollout.environment_age = 0, [], 0
+        rollout.num_unfinished = 0
         rollout.resumed_at = rollout.newest_turn = rollout.shaped_by = None
     replica = ctx.state.replicas[group.replica]
     rollout.unstarted = not replica.usable
@@ -145,7 +192,7 @@ def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState, partia
             task_id=group.task_id,
             purpose=group.purpose,
             policy=POLICY,
-            seed=rollout_seed(ctx.settings.seed, rollout.id, rollout.attempt),
+            seed=rollout_seed(ctx.settings.seed, origin(rollout.id), rollout.draws),
             temperature=ctx.settings.temperature if train else ctx.settings.eval.temperature,
             replica=group.replica,
             partial=partial,

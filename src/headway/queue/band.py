@@ -4,13 +4,14 @@ One machine a replica (share of its KV cache in use) and one for the sandbox quo
 way up, multiplicative and at once on the way down:
 
 - below the band and the limit reached: grow towards the middle of the band. What is in flight needs its own
-  lifetime to fill its memory, so a limit grows by at most `growth` of itself in one mean lifetime; with
-  `high / low >= 1 + growth` what was let in below the band does not end above it.
+  lifetime to fill its memory, so a limit grows by at most `growth` of itself in one mean lifetime, and by
+  more, up to doubling, far below the band; with `high / low >= 1 + growth` what was let in below the band
+  does not end above it.
 - inside the band: hold. The band is the hysteresis.
-- at or above `high` (soft trim): let nothing more in until as many have ended as brings the share back to the
-  middle of the band. Those that are left are old and full, so the share falls later than their number: the
-  next soft cut comes half a lifetime after the last at the earliest.
-- at or above `hard` (hard trim): the same, and those beyond the limit give their memory up now.
+- at or above `high` (soft trim): let nothing in until the share is in the middle of the band again. When the
+  share was that high on average, over a quarter of a lifetime, the limit is cut too; those that are left are
+  old and full, so the share falls later than their number, and the next cut comes half a lifetime later.
+- at or above `hard` (hard trim): cut the limit, and those beyond it give their memory up now.
 
 Invariants: `least <= limit <= most`; a limit that nobody reaches does not grow (no windup); a cut is not
 repeated before the one before it has had its effect, so that one overload halves nothing twice.
@@ -25,6 +26,7 @@ from typing import Literal
 from headway.core.settings import Problem, setting
 
 Phase = Literal["grow", "hold", "soft", "hard"]
+_SMOOTHING = 4.0  # measurements are averaged over a lifetime by this
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,14 @@ class BandState:
 
     limit: float
     phase: Phase = "hold"
+    mean_used: float = 0.0  # the share, averaged over about a quarter of a lifetime
     sampled_s: float = -1.0  # time of the newest sample, below 0 before the first
     cut_s: float = -1.0  # time of the newest cut, below 0 before the first
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything new may be let in."""
+        return self.phase in ("grow", "hold")
 
 
 @dataclass(slots=True)
@@ -139,23 +147,36 @@ def sample(
         lifetime_s: mean time that one stays in flight; 0 while unknown, and nothing grows then.
     """
     elapsed_s = now - state.sampled_s if state.sampled_s >= 0 else 0.0
+    weight = min(1.0, _SMOOTHING * elapsed_s / lifetime_s) if lifetime_s > 0 and state.sampled_s >= 0 else 1.0
+    state.mean_used += weight * (used - state.mean_used)
     state.sampled_s = now
     settled = in_flight <= state.limit + 1e-9  # the cut before has had its effect on the number
+    waited = state.cut_s < 0 or now - state.cut_s >= lifetime_s / 2
+    if used >= band.hard:
+        state.phase = "hard"
+        if settled:
+            _cut(state, band, in_flight * band.target / used, now)
+        return max(0, in_flight - int(state.limit))
+    if state.mean_used >= band.high and settled and waited:
+        _cut(state, band, in_flight * band.target / state.mean_used, now)
     if used >= band.high:
-        waited = state.cut_s < 0 or now - state.cut_s >= lifetime_s / 2
-        if settled and (waited or used >= band.hard):
-            state.limit = _within(band, min(state.limit, in_flight * band.target / used))
-            state.cut_s = now
-        state.phase = "hard" if used >= band.hard else "soft"
-        return max(0, in_flight - int(state.limit)) if used >= band.hard else 0
-    if used < band.low and lifetime_s > 0 and in_flight + band.unit > state.limit:
-        wanted = min(band.growth, band.target / used - 1.0) if used > 0 else band.growth
-        grown = state.limit * (1.0 + wanted * min(1.0, elapsed_s / lifetime_s))
-        state.limit = _within(band, grown)
+        state.phase = "soft"
+    elif state.phase in ("soft", "hard") and used >= band.target:
+        pass  # the gate opens in the middle of the band
+    elif max(used, state.mean_used) < band.low and lifetime_s > 0 and in_flight + band.unit > state.limit:
         state.phase = "grow"
-    elif settled or used < band.target:
+        room = band.target / max(used, state.mean_used, 1e-3) - 1.0
+        rate = min(1.0, max(min(band.growth, room), room / 2))
+        state.limit = _within(band, state.limit * (1.0 + rate * min(1.0, elapsed_s / lifetime_s)))
+    else:
         state.phase = "hold"
     return 0
+
+
+def _cut(state: BandState, band: Band, limit: float, now: float) -> None:
+    state.limit = _within(band, min(state.limit, limit))
+    state.mean_used = min(state.mean_used, band.target)
+    state.cut_s = now
 
 
 def _within(band: Band, limit: float) -> float:

@@ -2,7 +2,7 @@
 
 Oldest first. A batch is full at batch_groups, or earlier by the places that ghosts hold, or when nothing
 more can come. A whole batch of ghosts is an empty batch: no step is taken, and enough of them in a row end
-the run as no_signal.
+the run as no_signal. A step that a rollback or a resume lost is taken again with the groups that it had.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from headway.core.commands import Row, Train
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
 from headway.queue import acceptance, guard, oversampling
 from headway.queue.admission import ghosts
+from headway.queue.context import origin
 from headway.queue.partial import park_stragglers
 from headway.queue.staleness import age, drop_stale, masked_versions, weight
 from headway.queue.stopping import stop
@@ -32,14 +33,33 @@ def release(ctx: Context) -> None:
     queued = ctx.index.train["queued"]
     held = ghosts(ctx)
     needed = queue.batch_groups - held
+    planned, waits = _planned(ctx)
+    if waits:
+        return
     if not queued and needed <= 0:
         _empty_batch(ctx)
         return
-    dry = state.exhausted and not ctx.index.num_admitted
-    if queued and (len(queued) >= needed or dry):
+    dry = state.exhausted and not ctx.index.num_admitted and not state.again
+    if planned:
+        _release(ctx, planned)
+    elif queued and (len(queued) >= needed or dry):
         _release(ctx, list(queued.values()))
     elif dry:
         stop(ctx, "tasks_exhausted", "the task source has no more tasks", failed=False)
+
+
+def _planned(ctx: Context) -> tuple[list[GroupState], bool]:
+    """Return the groups of the next step's batch where that step was taken before and lost, and if all wait.
+
+    Looks at every group, but only while lost steps are being taken again.
+    """
+    state, step = ctx.state, ctx.state.step + 1
+    if step > state.planned_until:
+        return [], False
+    shelves = (ctx.index.train[shelf] for shelf in ("dormant", "requested", "running", "signalling"))
+    waits = any(again.planned == step for again in state.again)
+    waits = waits or any(group.planned == step for shelf in shelves for group in shelf.values())
+    return [group for group in ctx.index.train["queued"].values() if group.planned == step], waits
 
 
 def _empty_batch(ctx: Context) -> None:
@@ -54,6 +74,9 @@ def _empty_batch(ctx: Context) -> None:
         f"at most {queue.max_empty_batches}",
     )
     _begin_window(ctx)
+    if guard.batch_empty(ctx):
+        state.empty_batches = 0
+        return
     if state.empty_batches >= queue.max_empty_batches:
         stop(
             ctx,
@@ -66,8 +89,9 @@ def _empty_batch(ctx: Context) -> None:
 
 def _release(ctx: Context, queued: list[GroupState]) -> None:
     state, queue = ctx.state, ctx.settings.queue
-    queued.sort(key=lambda group: (group.lineage, group.number, group.id))
-    batch = queued[: queue.batch_groups]
+    queued.sort(key=lambda group: (-age(state, group.lineage, group.number), origin(group.id)))
+    again = queued[0].planned == state.step + 1
+    batch = queued if again else queued[: queue.batch_groups]
     rows: list[Row] = []
     trajectory: list[int] = []
     environment: list[int] = []
@@ -101,14 +125,14 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
                     rollout.turn_advantages,
                 )
             )
-    left = len(queued) - len(batch)
+    left = len(ctx.index.train["queued"])
     ctx.note(
         BatchReleased(
             batch=state.next_batch,
             step=state.step + 1,
             groups=tuple(group.id for group in batch),
             num_rollouts=len(rows),
-            num_short_groups=queue.batch_groups - len(batch),
+            num_short_groups=max(0, queue.batch_groups - len(batch)),
             trajectory_staleness=tuple(trajectory),
             token_staleness=tuple(sorted(tokens.items())),
             queued_groups=left,
@@ -123,8 +147,10 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
     ctx.expect("train", ctx.settings.deadlines.train_s)
     state.next_batch += 1
     state.trainer = "training"
-    _begin_window(ctx)
-    state.stale_groups = state.empty_batches = 0
+    if not again:
+        _begin_window(ctx)
+    state.stale_groups = 0
+    state.empty_batches = 0
 
 
 def _begin_window(ctx: Context) -> None:

@@ -73,7 +73,15 @@ def limit(ctx: Context) -> int | None:
 def room(ctx: Context) -> int | None:
     """Return how many more rollouts may be let in or resumed now; None sets no limit."""
     most = limit(ctx)
-    return None if most is None else max(0, most - sum(ctx.index.busy.values()))
+    if most is None:
+        return None
+    state = ctx.state.concurrency
+    bands = [band for name, band in state.bands.items() if name in ctx.state.replicas]
+    closed = bool(bands) and not any(band.is_open for band in bands)
+    if closed or (state.sandboxes is not None and not state.sandboxes.is_open):
+        return 0
+    coming = len(ctx.index.train["requested"]) * ctx.settings.queue.group_size
+    return max(0, most - sum(ctx.index.busy.values()) - coming)
 
 
 def _initial(ctx: Context) -> float:

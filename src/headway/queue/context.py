@@ -88,7 +88,19 @@ class Context:
         return None
 
 
-def rollout_seed(seed: int, rollout: str, attempt: int) -> int:
-    """Return the sampling seed of one attempt, 31 bits, the same in every life of a run."""
-    digest = hashlib.sha256(f"{seed}/{rollout}/{attempt}".encode()).digest()
+def origin(name: str) -> str:
+    """Return the id of the group or rollout that one of this id draws the tokens of: mostly its own.
+
+    `t000006~1` takes the task of the lost t000006 again.
+    """
+    group, tilde, rest = name.partition("~")
+    return group + (rest[rest.index(".") :] if tilde and "." in rest else "")
+
+
+def rollout_seed(seed: int, rollout: str, draws: int) -> int:
+    """Return the sampling seed of an attempt at a rollout, 31 bits, the same in every life of a run.
+
+    An attempt that was lost to a crash or to the infrastructure is made again with the same seed.
+    """
+    digest = hashlib.sha256(f"{seed}/{rollout}/{draws}".encode()).digest()
     return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF

@@ -1,6 +1,7 @@
 """The guard: watches the run's numbers step by step, and acts when they collapse.
 
-It looks once a step, at what StepEnded told and at the rollouts that were scored since the step before; the
+It looks once a step, at what StepEnded told and at the rollouts that were scored since the step before, and at
+the latter when a batch is empty; the
 statistics are in `watch`. What it does on an alarm is a setting: warn, pause (no batch is released until a
 person says so, and the wait has a deadline), roll back to the last checkpoint from before it with a lower
 learning rate (a bounded number of times), or stop, resumable and without saving the collapsed weights.
@@ -25,8 +26,19 @@ _UNITS = {"entropy": " nats a token", "mismatch_kl": " nats a token", "response_
 
 def step_ended(ctx: Context, event: StepEnded) -> bool:
     """Look at the step that ended; return whether the run was taken back to an earlier one."""
+    return _look(ctx, event.step, {name: event.metrics[name] for name in WATCHED if name in event.metrics})
+
+
+def batch_empty(ctx: Context) -> bool:
+    """No step is taken, for nothing has a signal; look at the rollouts all the same, as `step_ended` does.
+
+    Where every reward is 0 no step ever ends.
+    """
+    return _look(ctx, ctx.state.step + 1, {})
+
+
+def _look(ctx: Context, step: int, values: dict[str, float]) -> bool:
     state, settings = ctx.state.guard, ctx.settings.guard
-    values = {name: event.metrics[name] for name in WATCHED if name in event.metrics}
     if state.num_scored:
         values["reward"] = state.sum_reward / state.num_scored
         values["response_tokens"] = state.sum_tokens / state.num_scored
@@ -35,7 +47,7 @@ def step_ended(ctx: Context, event: StepEnded) -> bool:
         return False
     found: list[Finding] = []
     for name, value in values.items():
-        finding = observe(settings, name, state.courses.setdefault(name, Course()), event.step, value)
+        finding = observe(settings, name, state.courses.setdefault(name, Course()), step, value)
         if finding is not None:
             found.append(finding)
     if not found or ctx.state.phase != "running":
@@ -99,7 +111,7 @@ def _alarm(ctx: Context, found: list[Finding]) -> bool:
         state.tried.append(good)
         ctx.state.lr_scale *= settings.rollback_lr_scale
         taken_back(ctx, good)
-        roll_back(ctx, good, text)
+        roll_back(ctx, good, text, same_steps=False)
         return True
     return False
 
@@ -108,12 +120,13 @@ def _last_good(ctx: Context, since: int) -> int | None:
     """Return the newest checkpoint from before step `since`; 0 is the run's beginning.
 
     Step `since` is measured on the weights of the step before it, so these are not good any more. One that a
-    rollback went back to in vain is not tried again.
+    rollback went back to in vain is tried again only when there is no other.
     """
     state = ctx.state.guard
     choices = [*([] if state.dropped else [0]), *ctx.state.saved_steps]
-    before = [step for step in choices if step < max(1, since - 1) and step not in state.tried]
-    return before[-1] if before else None
+    before = [step for step in choices if step < max(1, since - 1)]
+    fresh = [step for step in before if step not in state.tried]
+    return (fresh or before[:1] or [None])[-1]
 
 
 def _words(finding: Finding) -> str:

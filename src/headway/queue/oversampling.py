@@ -51,7 +51,7 @@ def batch_met(ctx: Context) -> None:
     allowed = max(0, ctx.settings.depth - max(ages, default=0)) * queue.batch_groups
     queued = index.on("queued")
     surplus = min(rule.groups_extra, index.num_admitted - index.num_late + len(queued) - allowed)
-    going = [group for group in index.on("running") if not group.late]
+    going = [group for group in index.on("running") if not (group.late or group.planned)]
     for group in going[: max(0, surplus)]:
         if rule.when_met == "park":
             _park(ctx, group)
@@ -94,7 +94,7 @@ def settle_lost(ctx: Context, rollout: RolloutState, *, oversampled: bool) -> No
 def _new_group(ctx: Context, group: GroupState, late: list[RolloutState]) -> GroupState:
     state = ctx.state
     into = GroupState(
-        f"t{state.next_group:06d}",
+        f"{group.id}~late",
         "train",
         -1,
         group.index,
@@ -109,7 +109,6 @@ def _new_group(ctx: Context, group: GroupState, late: list[RolloutState]) -> Gro
         rollouts=late,
         late=True,
     )
-    state.next_group += 1
     for rollout in late:
         state.moved[rollout.id] = into.id
     ctx.open_group(into)

@@ -81,7 +81,7 @@ def parked(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollou
     """A rollout stands still, asked or because its engine is gone."""
     rollout.spans = merge_spans(list(event.spans))
     rollout.num_tokens = sum(span.num_tokens for span in rollout.spans)
-    rollout.partial = event.payload
+    rollout.partial, rollout.num_unfinished = event.payload, event.num_unfinished_tokens
     if rollout.pending == "cancelling":
         return
     ctx.met(f"park:{rollout.id}")

@@ -41,7 +41,7 @@ def verdict(ctx: Context, group: GroupState, rollout: RolloutState, event: Verdi
         case "length":
             against = bool(settings.max_tokens) and event.value > settings.max_tokens
         case "repetition":
-            against = settings.max_repetition is not None and event.value > settings.max_repetition
+            against = settings.max_repetition is not None and event.value >= settings.max_repetition
         case "environment":
             against = settings.environment and event.value < 0
         case "value":

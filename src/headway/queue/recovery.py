@@ -14,6 +14,7 @@ from headway.core.commands import RestartWorker, Rollback
 from headway.core.notes import Ignored, RolledBackTo, RolloutRevived
 from headway.core.settings import setting
 from headway.queue import evaluation
+from headway.queue.staleness import forget_plans, plan_lost_steps
 from headway.queue.state import ReplicaState
 from headway.queue.stopping import stop
 
@@ -105,10 +106,18 @@ def trainer_joined(ctx: Context) -> None:
         roll_back(ctx, max(ctx.state.saved_step, 0), "the trainer was lost")
 
 
-def roll_back(ctx: Context, step: int, reason: str) -> None:
-    """Go back to the checkpoint of `step` (0: the beginning); the lost steps' rollouts are queued again."""
+def roll_back(ctx: Context, step: int, reason: str, *, same_steps: bool = True) -> None:
+    """Go back to the checkpoint of `step` (0: the beginning); the lost steps' rollouts are queued again.
+
+    `same_steps` takes the lost steps again with the rollouts that they had; otherwise these are queued like
+    any others, for the weights will be other ones.
+    """
     state = ctx.state
     ctx.note(RolledBackTo(step, state.step, state.lineage + 1, reason))
+    if same_steps:
+        plan_lost_steps(ctx, step)
+    else:
+        forget_plans(ctx)
     _forget_trainer(ctx)
     state.forks.append(step)
     state.lineage, state.step = state.lineage + 1, step
@@ -120,6 +129,7 @@ def roll_back(ctx: Context, step: int, reason: str) -> None:
         for group in ctx.index.on(shelf):
             if shelf == "training" or group.step > step:
                 requeue(ctx, group)
+                group.planned *= same_steps
     ctx.ask(Rollback(step, state.lineage))
     ctx.expect("rollback", ctx.settings.deadlines.start_s)
 
@@ -130,7 +140,7 @@ def requeue(ctx: Context, group: GroupState) -> None:
         for rollout in group.rollouts:
             ctx.note(RolloutRevived(rollout.id, group.id))
         group.carried = False
-    group.step = 0
+    group.planned, group.step = group.step or group.planned, 0
     ctx.move(group, "queued")
     for rollout in group.rollouts:
         ctx.place(group, rollout, "queued")

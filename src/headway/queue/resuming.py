@@ -12,6 +12,7 @@ from headway.core.notes import RolloutRevived
 from headway.queue import guard, oversampling, rollouts
 from headway.queue.admission import ask_task, start_attempt
 from headway.queue.recovery import requeue
+from headway.queue.staleness import is_lost, plan_lost_steps, take_again
 from headway.queue.state import ACTIVE
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 def resumed(ctx: Context, event: RunResumed) -> None:
     """Rebuild the state around the checkpoint's step."""
     state = ctx.state
+    plan_lost_steps(ctx, event.step)
     while len(state.forks) < event.lineage:
         state.forks.append(event.step)
     state.lineage, state.step = event.lineage, event.step
@@ -50,6 +52,8 @@ def resumed(ctx: Context, event: RunResumed) -> None:
             oversampling.end(ctx, group)
         else:
             _back(ctx, group)
+            if group.dormant and (not group.rollouts or is_lost(ctx, group)):
+                take_again(ctx, group)
     guard.taken_back(ctx, event.step)
     ctx.index.rebuild(state)
 

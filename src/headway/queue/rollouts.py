@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from headway.core.commands import Cancel, Score
 from headway.core.events import RolloutEnded, RolloutFailed, Scored, ScoreFailed, ToolEnded, TurnEnded
 from headway.core.notes import AttemptFailed, Fate
-from headway.core.records import merge_spans
+from headway.core.records import merge_spans, without_last
 from headway.queue import concurrency, sandboxes, staleness
 from headway.queue.admission import start_attempt
 
@@ -44,7 +44,8 @@ def turn_ended(ctx: Context, group: GroupState, rollout: RolloutState, event: Tu
     """An answer is complete."""
     rollout.num_turns, rollout.num_losses = event.turn + 1, 0
     rollout.last_sign = f"the end of answer {event.turn}"
-    rollout.spans = merge_spans([*rollout.spans, *event.spans])
+    before = without_last(rollout.spans, rollout.num_unfinished)
+    rollout.spans, rollout.num_unfinished = merge_spans([*before, *event.spans]), 0
     rollout.num_tokens = sum(span.num_tokens for span in rollout.spans)
     staleness.acted(ctx, rollout, event)
     progress(ctx, rollout)
@@ -117,6 +118,7 @@ def attempt_failed(
 ) -> None:
     """Retry the attempt, or lose the rollout."""
     rollout.failures += 1
+    rollout.draws += owner != "infrastructure"
     retry = rollout.failures < ctx.settings.queue.max_attempts and ctx.state.phase == "running"
     ctx.note(AttemptFailed(rollout.id, rollout.attempt, owner, cause, message, retry))
     if retry:

@@ -36,6 +36,7 @@ class RolloutState:
     num_calls: int = 0  # tool calls of this attempt that ended
     last_sign: str = "its start"  # what the attempt last told, in words
     failures: int = 0  # attempts that failed
+    draws: int = 0  # attempts that failed by themselves: the next one draws other tokens
     num_tokens: int = 0  # sampled
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     payload: str = ""
@@ -51,6 +52,7 @@ class RolloutState:
     parked_s: float = 0.0  # since when, for station parked
     partial: str = ""  # what a later life can go on from, for station parked
     unstarted: bool = False  # parked before its attempt began, for no replica could take it
+    num_unfinished: int = 0  # tokens at the spans' end, of an answer whose TurnEnded tells them again
     num_parks: int = 0
     num_losses: int = 0  # engines lost since its last answer
     num_restarts: int = 0  # begun anew because of its age
@@ -83,9 +85,21 @@ class GroupState:
     target: int = 0  # scored rollouts that settle it; those beyond are late
     leaving: bool = False  # cancelled as oversampled; only its end is awaited
     step: int = 0  # that trained it, for stages training and trained
+    planned: int = 0  # step of a lost branch that trained it, and of this one that will, 0 for none
     carried: bool = False  # settled as carried; a resume revives it
     late: bool = False  # once parked: it holds no place ahead of training any more
     dormant: bool = False  # in flight in an earlier life; nothing of it runs in this one yet
+
+
+@dataclass(slots=True)
+class Again:
+    """A group of a lost branch, too old now, whose task is taken again; see `recovery`."""
+
+    group: str  # id of the group that first took it
+    index: int
+    planned: int  # as in GroupState
+    source: str = ""
+    asked_level: int | None = None
 
 
 @dataclass(slots=True)
@@ -151,6 +165,7 @@ class State:
     published: int = 0  # newest version that replicas can read, -1 for none
     manifest: str = ""
     saving_step: int = -1  # of the checkpoint that is being written, -1 for none
+    contained: int = 0  # steps whose rollouts are forgotten: no resume goes back before them
     saved_steps: list[int] = field(default_factory=list[int])  # checkpoints that are kept, oldest first
 
     resume_due: bool = False  # parked rollouts may go on
@@ -160,6 +175,10 @@ class State:
     )
 
     next_group: int = 0
+    next_eval_group: int = 0
+    num_again: int = 0
+    again: list[Again] = field(default_factory=list[Again])  # in the order in which they are asked for
+    planned_until: int = 0  # steps of lost branches, taken again with the rollouts that they had
     next_request: int = 0
     next_task: int = 0  # position in the train split
     next_batch: int = 0

@@ -119,6 +119,7 @@ def saved(ctx: Context, event: CheckpointDone) -> None:
     if len(state.saved_steps) < keep:
         return  # a resume may still begin anew
     state.guard.dropped = True
+    state.contained = max(state.contained, state.saved_steps[0])
     for group in ctx.index.on("trained"):
         if group.step <= state.saved_steps[0]:
             ctx.drop_group(group)

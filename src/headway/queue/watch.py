@@ -92,11 +92,11 @@ class Watched(NamedTuple):
 
 WATCHED: dict[str, Watched] = {
     "reward": Watched(falls=True, rises=False, floor=None, share=0.7),
-    "entropy": Watched(falls=True, rises=True, floor=0.02),
+    "entropy": Watched(falls=True, rises=True, floor=0.05),
     "grad_norm": Watched(falls=False, rises=True, floor=1e-3),
-    "mismatch_kl": Watched(falls=False, rises=True, floor=1e-3),
-    "clip_fraction": Watched(falls=False, rises=True, floor=0.01),
-    "mask_fraction": Watched(falls=False, rises=True, floor=0.01),
+    "mismatch_kl": Watched(falls=False, rises=True, floor=0.02),
+    "clip_fraction": Watched(falls=False, rises=True, floor=0.1),
+    "mask_fraction": Watched(falls=False, rises=True, floor=0.1),
     "response_tokens": Watched(falls=True, rises=True, floor=1.0),
 }
 

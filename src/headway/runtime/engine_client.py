@@ -44,11 +44,12 @@ class RemoteEngine:
         self._capabilities = capabilities
         self._link: Link | None = None
         self._open: dict[str, _Open] = {}
+        self._closed = False
 
     async def run(self) -> None:
-        """Connect and hand out answers, for ever; to be cancelled."""
+        """Connect and hand out answers until `close`; to be cancelled otherwise."""
         try:
-            while True:
+            while not self._closed:
                 link = await connect(self._at)
                 if link is None:
                     await asyncio.sleep(_AGAIN_S)
@@ -85,6 +86,9 @@ class RemoteEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Yield the replica's chunks. Leaving early aborts the request."""
+        if self._closed:
+            yield self._ending("lost", "its connection was closed")
+            return
         entry = self._open[request.request_id] = _Open(request)
         self._send(entry)
         waiting = asyncio.get_running_loop().call_later(_WAIT_S, self._give_up, entry)
@@ -126,8 +130,11 @@ class RemoteEngine:
         return EngineStats(len(self._open), 0, 0.0, 0.0)
 
     async def close(self) -> None:
-        """Abort what is open and close the connection."""
+        """End every request as aborted and the connection; idempotent."""
         await self.abort(None)
+        self._closed = True
+        for entry in self._open.values():
+            entry.chunks.put_nowait(self._ending("aborted", "its connection was closed"))
         if self._link is not None:
             self._link.close()
 

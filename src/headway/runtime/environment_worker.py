@@ -167,8 +167,16 @@ def generation_limits(config: Config) -> GenerationLimits:
 
 
 def host_settings(config: Config) -> HostSettings:
-    """Return the host's time limits."""
-    return HostSettings(config.reward.timeout_s, config.environment.cancel_grace_s)
+    """Return the host's time limits, and what it watches for on behalf of pruning."""
+    pruning = config.pruning
+    return HostSettings(
+        config.reward.timeout_s,
+        config.environment.cancel_grace_s,
+        watch_tokens=pruning.max_tokens + 1 if pruning.max_tokens else 0,
+        watch_repetition=pruning.max_repetition or 0.0,
+        repetition_window=pruning.repetition_window,
+        value_hook=pruning.value_hook,
+    )
 
 
 def expected_capabilities(config: Config) -> EngineCapabilities:

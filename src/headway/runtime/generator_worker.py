@@ -13,6 +13,8 @@ tokens they have. It begins with version 0 of the model; the driver's ApplyVersi
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,15 +36,7 @@ async def serve(job: Job, link: Link) -> None:
     engine = await asyncio.to_thread(build_engine, job.model_dir, job.config, job.name, job.lineage)
     engine.set_threads(job.threads)
     max_running = engine.capabilities().max_running
-    async with asyncio.TaskGroup() as tasks:
-        helpers: set[asyncio.Task[None]] = set()
-
-        def serve_peer(peer: Link) -> None:
-            helper = tasks.create_task(_serve_peer(engine, peer))
-            helpers.add(helper)
-            helper.add_done_callback(helpers.discard)
-
-        server = await listen(job.address, serve_peer)
+    async with asyncio.TaskGroup() as tasks, serve_peers(engine, job.address, tasks):
         link.send("event", ReplicaJoined(job.name, job.epoch, job.lineage, 0, max_running))
         load = tasks.create_task(_tell_load(engine, job, link))
         while (message := await link.receive()) is not None and message[0] != "stop":
@@ -50,9 +44,7 @@ async def serve(job: Job, link: Link) -> None:
                 engine.set_threads(message[1])
             else:
                 await _apply(engine, job, message[1], link)
-        server.close()
-        for helper in (load, *helpers):
-            helper.cancel()
+        load.cancel()
     await engine.close()
 
 
@@ -98,6 +90,25 @@ async def _tell_load(engine: Engine, job: Job, link: Link) -> None:
         )
 
 
+@asynccontextmanager
+async def serve_peers(engine: Engine, at: str, tasks: asyncio.TaskGroup) -> AsyncGenerator[None]:
+    """Listen at an address, and serve whoever connects until the body is left."""
+    helpers: set[asyncio.Task[None]] = set()
+
+    def met(peer: Link) -> None:
+        helper = tasks.create_task(_serve_peer(engine, peer))
+        helpers.add(helper)
+        helper.add_done_callback(helpers.discard)
+
+    server = await listen(at, met)
+    try:
+        yield
+    finally:
+        server.close()
+        for helper in helpers:
+            helper.cancel()
+
+
 async def _serve_peer(engine: Engine, peer: Link) -> None:
     open_requests: set[str] = set()
 
@@ -107,16 +118,16 @@ async def _serve_peer(engine: Engine, peer: Link) -> None:
             peer.send("chunk", request.request_id, chunk)
         open_requests.discard(request.request_id)
 
-    async with asyncio.TaskGroup() as tasks:
-        while (message := await peer.receive()) is not None:
-            match message:
-                case ("generate", GenerateRequest() as request):
-                    tasks.create_task(answer(request))
-                case ("abort", ids):
-                    await engine.abort(ids)
-                case ("end_session", session):
-                    await engine.end_session(session)
-                case _:
-                    raise TypeError(f"unknown message {message[0]!r} from an environment worker")
-        await engine.abort(sorted(open_requests))
-    peer.close()
+    with closing(peer):
+        async with asyncio.TaskGroup() as tasks:
+            while (message := await peer.receive()) is not None:
+                match message:
+                    case ("generate", GenerateRequest() as request):
+                        tasks.create_task(answer(request))
+                    case ("abort", ids):
+                        await engine.abort(ids)
+                    case ("end_session", session):
+                        await engine.end_session(session)
+                    case _:
+                        raise TypeError(f"unknown message {message[0]!r} from an environment worker")
+            await engine.abort(sorted(open_requests))

@@ -7,6 +7,7 @@ case no process and no sandbox is left.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
@@ -60,11 +61,22 @@ class Prepared:
     say: Callable[[str], None]
 
 
+def calm_collector() -> None:
+    """Let Python look for circles of garbage rarely: states and events of many rollouts hold none.
+
+    A full look at the objects of 100,000 rollouts takes long, and by default it comes often.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
+
+
 def live(prepared: Prepared) -> int:
     """Run one life to its end and return the command's exit code.
 
     Raises the original error of a worker that died.
     """
+    calm_collector()
     run_dir = prepared.run_dir
     record = directory.LifeRecord(os.getpid(), prepared.run_id, str(_weights_dir(prepared)))
     directory.begin_life(run_dir, record)

@@ -203,7 +203,8 @@ class LiveDriver:
             case RequestTask():
                 self._send(self._environments[command.request % len(self._environments)], command)
             case StartRollout():
-                name = self._environments[int(command.group[1:]) % len(self._environments)]
+                number = int(command.group[1:].partition("~")[0])
+                name = self._environments[number % len(self._environments)]
                 self._owner[command.rollout] = name
                 self._generating.add(command.rollout)
                 self._send(name, command)

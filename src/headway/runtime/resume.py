@@ -68,6 +68,12 @@ def _resume(run_dir: Path, overrides: Sequence[str]) -> int:
     model_dir = model_directory(stage.config)
     checkpoint = latest_checkpoint(checkpoint_dir(run_dir), state.forks)
     step = int(read_checkpoint(checkpoint)["step"]) if checkpoint is not None else 0
+    if step < state.contained:
+        raise RunDirectoryError(
+            f"no checkpoint of {run_dir} is whole, and what its first {state.contained} steps trained is "
+            "remembered no longer",
+            remedy="Restore one of checkpoints/ from a copy, or begin a new run; checkpoint.keep keeps more.",
+        )
     lineage = state.lineage + 1
     metrics = RunMetrics.of(journal)
     say(f"run directory: {run_dir}")

@@ -86,16 +86,7 @@ class Desk:
         began = stopwatch()
         match command:
             case Train():
-                result = self.trainer.step(command.rows, command.lr_scale)
-                compute_s = stopwatch() - began
-                return StepEnded(
-                    command.batch,
-                    command.step,
-                    compute_s,
-                    result.num_tokens,
-                    result.num_trained_tokens,
-                    finite_only(result.metrics),
-                )
+                return take_step(self.trainer, command)
             case Publish():
                 manifest, num_bytes = self.trainer.publish(command.lineage, command.number)
                 publish_s = stopwatch() - began
@@ -140,6 +131,20 @@ class Desk:
     def _go_on_from(self, checkpoint: Path) -> None:
         self.trainer.load(str(checkpoint))
         self.trainer.discard_after(int(checkpoint.name.rpartition("-")[2]))
+
+
+def take_step(trainer: Trainer, command: Train) -> StepEnded:
+    """Take one optimizer step and say what it did, in JSON's words."""
+    began = stopwatch()
+    result = trainer.step(command.rows, command.lr_scale)
+    return StepEnded(
+        command.batch,
+        command.step,
+        stopwatch() - began,
+        result.num_tokens,
+        result.num_trained_tokens,
+        finite_only(result.metrics),
+    )
 
 
 def build_trainer(job: Job) -> Trainer:

@@ -89,6 +89,13 @@ class QueueDepth:
             self._queued.add(group)
             self._changed()
 
+    def split(self, group: str, into: str, rollouts: Iterable[str]) -> None:
+        """Late members of an oversampled group go on as a group of their own."""
+        if group in self._open:
+            self._open[group].difference_update(rollouts)
+        self._open[into] = set(rollouts)
+        self._changed()
+
     def rollout_settled(self, group: str, rollout: str) -> None:
         """A rollout ended."""
         rollouts = self._open.get(group)
@@ -124,6 +131,10 @@ class QueueDepth:
         self._over = False
         self.all.skip_to(t)
         self.signal.skip_to(t)
+        self.rolled_back()
+
+    def rolled_back(self) -> None:
+        """A batch whose step never ended waits again."""
         for group, rollouts in self._training.items():
             self._open[group] = rollouts
             self._queued.add(group)

@@ -15,6 +15,7 @@ from headway.telemetry.depth import Level, QueueDepth
 from headway.telemetry.driver import DriverCost
 from headway.telemetry.groups import Groups
 from headway.telemetry.ledger import Ledger
+from headway.telemetry.partial import Partial
 from headway.telemetry.pruning import Pruning
 from headway.telemetry.records import Entry, Stat
 from headway.telemetry.rollouts import FinishedRollout, Rollouts
@@ -22,6 +23,7 @@ from headway.telemetry.run_facts import RunFacts, facts_of
 from headway.telemetry.steps import StepSeries
 from headway.telemetry.summary import summary_of
 from headway.telemetry.tails import Mean, Tails
+from headway.telemetry.tasks import Tasks
 from headway.telemetry.window import TrainingWindow
 
 if TYPE_CHECKING:
@@ -47,8 +49,10 @@ class RunMetrics:
         self.window = TrainingWindow()
         self.ledger = Ledger()
         self.groups = Groups(self.facts.solved_reward)
+        self.tasks = Tasks(self.facts.band)
         self.depth = QueueDepth()
         self.pruning = Pruning(self.facts.solved_reward)
+        self.partial = Partial()
         self.concurrency = Level()  # how many rollouts may be in flight, from the first note on
         self.limits_concurrency = False
         self.num_hard_trims = 0
@@ -64,6 +68,7 @@ class RunMetrics:
         self.lost_compute_s = 0.0  # of steps that a resume took back
         self.lost_flops = 0.0
         self.num_resumes = 0
+        self.num_rollbacks = 0  # of the trainer, while the run went on
         self.num_refills = 0
         self.num_superseded = 0
         self.warnings: list[dict[str, Any]] = []
@@ -112,6 +117,7 @@ class RunMetrics:
         self.now = max(self.now, t)
         self.window.advance(t)
         self.depth.advance(t)
+        self.partial.advance(t)
         if self.limits_concurrency:
             self.concurrency.advance(t)
 
@@ -121,8 +127,11 @@ class RunMetrics:
                 self._rollouts.turn_ended(event)
             case events.ToolEnded():
                 self._rollouts.tool_ended(event)
+            case events.RolloutParked():
+                self.partial.parked(t, event)
             case events.RolloutResumed():
                 self._rollouts.resumed_rollout(event)
+                self.partial.resumed(event)
             case events.SandboxWanted():
                 self._rollouts.sandbox_wanted(event)
             case events.SandboxReady() if event.sandbox not in self.sandboxes_started:
@@ -172,6 +181,7 @@ class RunMetrics:
                 self.ledger.settled(note)
                 self.groups.rollout_settled(note)
                 self.pruning.settled(note)
+                self.partial.gone(note.rollout)
                 self.depth.rollout_settled(note.group, note.rollout)
             case notes.RolloutRevived():
                 self.ledger.revived(note)
@@ -181,11 +191,21 @@ class RunMetrics:
                 self._group_settled(note)
             case notes.BatchReleased():
                 self.steps.released(note)
+                self.partial.released(note.num_masked_tokens)
                 self.depth.released(note.groups)
+                self.tasks.released(note)
             case notes.EvalEnded():
                 self.steps.eval_ended(t, note)
             case notes.AttemptFailed():
                 self.failed_attempts[note.owner] = self.failed_attempts.get(note.owner, 0) + 1
+            case notes.GroupSplit():
+                self.depth.split(note.group, note.into, note.rollouts)
+            case notes.TaskRetired():
+                self.tasks.retired(note)
+            case notes.TaskReturned():
+                self.tasks.returned(note)
+            case notes.TaskRegressed():
+                self.tasks.regressed(note)
             case notes.Refilled():
                 self.num_refills += 1
             case notes.PruneAudited():
@@ -197,6 +217,8 @@ class RunMetrics:
                 self.num_hard_trims += note.reason.startswith("hard")
             case notes.GuardAlarm():
                 self.guard_alarms[note.metric] = self.guard_alarms.get(note.metric, 0) + 1
+            case notes.RolledBackTo():
+                self._rolled_back(t, note)
             case notes.VersionSuperseded():
                 self.num_superseded += 1
             case notes.Stopping():
@@ -210,6 +232,7 @@ class RunMetrics:
         match command:
             case commands.StartRollout():
                 self._rollouts.started(t, command)
+                self.partial.started(command.rollout, command.partial)
                 self.ledger.started(command.rollout, command.purpose)
                 if command.purpose == "train":
                     if self.window.opened is None:
@@ -232,6 +255,7 @@ class RunMetrics:
         self.window.train_rollout_finished(rollout.t)
         self.steps.finished(rollout, solved)
         self.groups.finished(rollout)
+        self.partial.finished(rollout)
         for name, tails in self.latency.items():
             tails.add(getattr(rollout.latency, name))
         self.end_to_end.add(rollout.end_to_end_s)
@@ -246,6 +270,7 @@ class RunMetrics:
     def _group_settled(self, note: notes.GroupSettled) -> None:
         decided, zero = self.groups.num_decided, self.groups.num_zero
         self.groups.settled(note)
+        self.tasks.settled(note)
         bucket = self.steps.bucket
         bucket.num_decided_groups += self.groups.num_decided - decided
         bucket.num_zero_groups += self.groups.num_zero - zero
@@ -263,16 +288,29 @@ class RunMetrics:
         self.depth.stopping()
 
     def _resumed(self, t: float, event: events.RunResumed) -> None:
-        lost = [record for record in self.steps.records if record.step > event.step]
-        self.lost_compute_s += sum(record.compute_s for record in lost)
-        self.lost_flops += sum(record.flops or 0.0 for record in lost)
+        self._lose_steps(event.step)
         self.num_resumes += 1
         self.window.resumed(self.now)
         self.concurrency.skip_to(t)
         self.steps.resumed(event.step)
+        self.tasks.took_back(event.step)
         self.depth.resumed(t)
         self._rollouts.resumed()
         self.outcome, self.message, self.failed = "unfinished", "", False
+
+    def _rolled_back(self, t: float, note: notes.RolledBackTo) -> None:
+        self._lose_steps(note.step)
+        self.num_rollbacks += 1
+        self.steps.resumed(note.step)
+        self.tasks.took_back(note.step)
+        self.depth.rolled_back()
+        self._warn(t, "rollback", f"training goes on from step {note.step}: {note.reason}")
+
+    def _lose_steps(self, after: int) -> None:
+        """Steps are taken back: what they computed is no part of the surviving series."""
+        lost = [record for record in self.steps.records if record.step > after]
+        self.lost_compute_s += sum(record.compute_s for record in lost)
+        self.lost_flops += sum(record.flops or 0.0 for record in lost)
 
     def _warn(self, t: float, code: str, text: str) -> None:
         self.warnings.append({"t": t, "code": code, "text": text})

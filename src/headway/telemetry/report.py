@@ -55,6 +55,7 @@ def report_text(summary: Summary, series: Sequence[Mapping[str, Any]]) -> str:
         ("Trainer", _trainer(summary)),
         ("Where a rollout's time went", _latency(summary)),
         ("Staleness of what was trained", _staleness(summary)),
+        ("Parked and resumed rollouts", _partial(summary)),
         ("Discarded", _discards(summary)),
         ("Evaluation", _evaluation(summary)),
         ("Driver", _driver(summary)),
@@ -77,6 +78,11 @@ def _outcome(summary: Summary) -> list[RenderableType]:
         f"{summary['steps']:,} steps, {summary['num_rollouts']:,} finished train rollouts, "
         f"{seconds(summary['wall_s'])}{mode}",
     ]
+    if summary["num_rollbacks"]:
+        lost = seconds(summary["rl.trainer.lost_compute_s"])
+        lines.append(
+            f"rolled back {summary['num_rollbacks']} times; steps lost in all had computed for {lost}"
+        )
     if summary["num_resumes"]:
         lost = seconds(summary["rl.trainer.lost_compute_s"])
         lines.append(f"resumed {summary['num_resumes']} times; steps that were lost had computed for {lost}")
@@ -236,6 +242,30 @@ def _discards(summary: Summary) -> list[RenderableType]:
         f"{percent(summary['rl.discard.token_fraction'])} of their sampled tokens"
     )
     return [table, Text(shares), *_pruned(summary)]
+
+
+def _partial(summary: Summary) -> list[RenderableType]:
+    if not summary["rl.partial.num_parked"] + summary["rl.partial.num_engine_lost"]:
+        return []
+    lines = [
+        f"parked {summary['rl.partial.num_parked']} times, and {summary['rl.partial.num_engine_lost']} times "
+        f"because the engine was lost; resumed {summary['rl.partial.num_resumed']} times, for "
+        f"{summary['rl.partial.recomputed_tokens']:,} tokens of context computed anew; at most "
+        f"{number(summary['rl.partial.parked']['max'], 0)} at once"
+    ]
+    if summary["rl.partial.masked_tokens"]:
+        lines.append(f"{summary['rl.partial.masked_tokens']:,} sampled tokens were not trained for their age")
+    table = _table("age of the sandbox's state", "fresh", "mean reward", "resumed", "mean reward")
+    outcomes = summary["rl.partial.outcomes"]
+    for bucket in dict.fromkeys([*outcomes["fresh"], *outcomes["resumed"]]):
+        cells: list[str] = []
+        for kind in ("fresh", "resumed"):
+            found = outcomes[kind].get(bucket)
+            cells += (
+                [f"{found['num_rollouts']:,}", number(found["mean_reward"], 3)] if found else ["0", UNKNOWN]
+            )
+        table.add_row(bucket, *cells)
+    return [*(Text(line) for line in lines), table]
 
 
 def _pruned(summary: Summary) -> list[RenderableType]:

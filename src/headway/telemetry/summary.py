@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from headway.core.facts import MFU_CONVENTION
+from headway.telemetry.oversampling import oversampling_of
 from headway.telemetry.tails import course, histogram, ratio
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ def summary_of(metrics: RunMetrics) -> dict[str, Any]:
         **_staleness(metrics),
         **metrics.ledger.discards(),
         **metrics.pruning.summary(metrics.tokens.summary()["mean"]),
+        **metrics.partial.summary(),
+        **oversampling_of(metrics.ledger.train_lines()),
         **metrics.groups.summary(),
+        **metrics.tasks.summary(),
         **_rollouts(metrics),
         **_reward_metrics(metrics),
         **_loss(metrics),
@@ -51,6 +55,7 @@ def _run(metrics: RunMetrics) -> dict[str, Any]:
         "wall_s": metrics.now,
         "num_rollouts": metrics.num_rollouts,
         "num_resumes": metrics.num_resumes,
+        "num_rollbacks": metrics.num_rollbacks,
         "settings_changed": metrics.settings_changed,
         "reward.first": first,
         "reward.last": last,

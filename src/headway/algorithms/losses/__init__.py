@@ -79,8 +79,8 @@ class PolicyLoss:
     Attributes:
         function: loss of a part of the batch.
         batch: which tokens of the whole batch to keep, bool [t], from log-probs of a forward pass of its
-            own before the step, so that it does not depend on micro-batches. It costs about a third of a
-            step. `function` finds it in `Tokens.keep` and does the masking.
+            own before the step, so that it does not depend on micro-batches. It costs a forward pass:
+            half as much again as a LoRA step. `function` finds it in `Tokens.keep` and does the masking.
     """
 
     function: PartHalf
