@@ -14,6 +14,7 @@ from headway.core.commands import Score, StartRollout, Train
 from headway.core.events import RolledBack, RolloutEnded, RunResumed, Scored, StepEnded, WorkerLost
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import SimRun, SimulatedDriver
+from headway.queue.recovery import RecoverySettings
 from headway.queue.scheduler import Scheduler
 from headway.queue.settings import (
     CheckpointSettings,
@@ -147,3 +148,15 @@ def test_a_trainer_that_dies_costs_no_exactness(whole: dict[int, Rows], probabil
         assert trained(run) == whole
         assert_conserved(run.entries)
     assert lives
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_planned_step_whose_groups_come_out_otherwise_holds_nothing_up(seed: int) -> None:
+    queue = QueueSettings(group_size=3, batch_size=3, bound=0, max_empty_batches=3)
+    settings = replace(SETTINGS, queue=queue, checkpoint=CheckpointSettings(every_steps=0))
+    settings = replace(settings, recovery=RecoverySettings(trainer_restarts=50))
+    run = SimRun(Scheduler(settings))
+    finish = SimulatedDriver(run, replace(SIM, p_trainer_dies=0.3, solve_rate=0.1), seed).play()
+    assert finish is not None
+    assert finish.outcome in ("steps", "no_signal")
+    assert_conserved(run.entries)

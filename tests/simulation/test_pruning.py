@@ -189,6 +189,14 @@ def test_an_end_that_crosses_its_pruning_counts_unless_a_user_asked() -> None:
     assert len(set(ended)) == len(ended)
 
 
+def test_an_audit_counts_only_what_pruning_would_have_ended() -> None:
+    last, settings = SIM.num_turns - 1, pruning(environment=True, audit=1.0)
+    at_the_end = play(settings, SIM, 1, follow=verdicts("environment", -1.0, last))
+    assert not all_notes(at_the_end.entries, PruneAudited)
+    before = play(settings, SIM, 1, follow=verdicts("environment", -1.0, last - 1))
+    assert all_notes(before.entries, PruneAudited)
+
+
 def test_a_pruned_rollout_is_never_started_again() -> None:
     run = play(pruning(environment=True), SIM, 5, follow=verdicts("environment", -1.0))
     gone = {note.rollout for note in pruned(run)}

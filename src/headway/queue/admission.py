@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.commands import RequestTask, StartRollout
-from headway.queue import choice, concurrency
+from headway.queue import choice, concurrency, lost_steps
 from headway.queue.choice import Choice
 from headway.queue.context import Context, origin, rollout_seed
 from headway.queue.staleness import age
@@ -39,7 +39,7 @@ def admit(ctx: Context) -> None:
         return
     index = ctx.index
     ahead = ghosts(ctx) + index.num_admitted - index.num_late + len(index.train["queued"])
-    ahead += recovery_places(ctx) - ctx.settings.oversampling.groups_extra
+    ahead += lost_steps.places(ctx) - ctx.settings.oversampling.groups_extra
     size = choice.largest_group(ctx)
     running = index.num_running + len(index.train["requested"]) * size
     busy = 1 if ctx.index.train["training"] else 0
@@ -48,12 +48,12 @@ def admit(ctx: Context) -> None:
         return
     applied = state.step - max(ages)
     last_step = ctx.settings.stop.steps
-    room = concurrency.room(ctx)
+    room = concurrency.room_for_new(ctx)
     while True:
         step = (
             state.step + busy + max(0, ahead) // queue.batch_groups
         )  # the version that this group's step trains from
-        if state.again and state.again[0].planned:
+        if state.again and lost_steps.is_planned(state, state.again[0].planned):
             step = state.again[0].planned - 1
         if step - applied > ctx.settings.depth or (last_step and step >= last_step):
             return
@@ -65,35 +65,13 @@ def admit(ctx: Context) -> None:
         if state.again:
             again = state.again.pop(0)
             request_group(ctx, "train", Choice(again.source, again.asked_level, again.index), again)
-            ahead -= bool(again.planned)  # its batch was counted whole
+            ahead -= lost_steps.is_planned(state, again.planned)  # its batch was counted whole
         elif state.exhausted:
             return
         else:
             request_group(ctx, "train", choice.choose(ctx))
         running += size
         room = None if room is None else room - size
-
-
-def recovery_places(ctx: Context) -> int:
-    """Return how many places lost steps take beyond their groups: each one a whole batch.
-
-    When nothing is left of the next one's batch, the plan has a gap that no later step can wait behind: it is
-    given up, and what is left of it trains as any other group. Looks at every group, but only while lost
-    steps are being taken again.
-    """
-    state, index = ctx.state, ctx.index
-    if state.step >= state.planned_until:
-        return 0
-    shelves = [index.train[shelf] for shelf in ("requested", "running", "signalling", "queued", "dormant")]
-    groups = [group for shelf in shelves for group in shelf.values() if group.planned > state.step]
-    steps = {item.planned for item in (*groups, *state.again) if item.planned > state.step}
-    busy = 1 if index.train["training"] else 0
-    if steps and min(steps) > state.step + 1 + busy:
-        for item in (*groups, *state.again):
-            item.planned = 0
-        state.planned_until = state.step
-        return 0
-    return len(steps) * ctx.settings.queue.batch_groups - len(groups)
 
 
 def request_group(ctx: Context, purpose: Purpose, what: Choice, again: Again | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Row, Train
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
-from headway.queue import acceptance, guard, oversampling
+from headway.queue import acceptance, guard, lost_steps, oversampling
 from headway.queue.admission import ghosts
 from headway.queue.context import origin
 from headway.queue.partial import park_stragglers
@@ -33,7 +33,7 @@ def release(ctx: Context) -> None:
     queued = ctx.index.train["queued"]
     held = ghosts(ctx)
     needed = queue.batch_groups - held
-    planned, waits = _planned(ctx)
+    planned, waits = lost_steps.batch(ctx)
     if waits:
         return
     if not queued and needed <= 0:
@@ -46,20 +46,6 @@ def release(ctx: Context) -> None:
         _release(ctx, list(queued.values()))
     elif dry:
         stop(ctx, "tasks_exhausted", "the task source has no more tasks", failed=False)
-
-
-def _planned(ctx: Context) -> tuple[list[GroupState], bool]:
-    """Return the groups of the next step's batch where that step was taken before and lost, and if all wait.
-
-    Looks at every group, but only while lost steps are being taken again.
-    """
-    state, step = ctx.state, ctx.state.step + 1
-    if step > state.planned_until:
-        return [], False
-    shelves = (ctx.index.train[shelf] for shelf in ("dormant", "requested", "running", "signalling"))
-    waits = any(again.planned == step for again in state.again)
-    waits = waits or any(group.planned == step for shelf in shelves for group in shelf.values())
-    return [group for group in ctx.index.train["queued"].values() if group.planned == step], waits
 
 
 def _empty_batch(ctx: Context) -> None:
@@ -90,7 +76,7 @@ def _empty_batch(ctx: Context) -> None:
 def _release(ctx: Context, queued: list[GroupState]) -> None:
     state, queue = ctx.state, ctx.settings.queue
     queued.sort(key=lambda group: (-age(state, group.lineage, group.number), origin(group.id)))
-    again = queued[0].planned == state.step + 1
+    again = lost_steps.is_planned(state, queued[0].planned) and queued[0].planned == state.step + 1
     batch = queued if again else queued[: queue.batch_groups]
     rows: list[Row] = []
     trajectory: list[int] = []

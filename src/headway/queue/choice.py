@@ -111,6 +111,13 @@ def dropped(ctx: Context, group: GroupState) -> None:
         sources.give_back(ctx.state.mix, group.source, queue.max_refill_batches * queue.batch_groups)
 
 
+def forgotten(ctx: Context, group: GroupState) -> None:
+    """A train group was given up before its task was there: it was never of its source's share."""
+    counts = ctx.state.mix.counts
+    if counts.get(group.source, 0) > 0:
+        counts[group.source] -= 1
+
+
 def num_solved(ctx: Context, scored: Sequence[RolloutState]) -> int:
     """Return how many of these rollouts were solved."""
     return sum(rollout.reward >= ctx.settings.solved_reward for rollout in scored)

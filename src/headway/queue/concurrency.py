@@ -44,7 +44,7 @@ def changed(ctx: Context, event: ReplicaChanged) -> list[tuple[GroupState, Rollo
     reason = f"{machine.phase} {event.replica}"
     if _sample_sandboxes(ctx):
         reason = "sandboxes"
-    if ctx.index.parked and room(ctx):
+    if ctx.index.parked and room_for_parked(ctx):
         ctx.state.resume_due = True
     _tell(ctx, reason)
     return _victims(ctx, event.replica, excess) if excess else []
@@ -60,28 +60,46 @@ def rollout_ended(ctx: Context, rollout: RolloutState) -> None:
 
 def limit(ctx: Context) -> int | None:
     """Return how many rollouts of any purpose may be in flight; None sets no limit."""
-    if ctx.settings.concurrency.mode == "fixed":
-        return None
-    state = ctx.state.concurrency
-    initial = _initial(ctx)
-    total = sum(
-        int(state.bands[name].limit) if name in state.bands else int(initial) for name in ctx.state.replicas
-    )
-    return total if state.sandboxes is None else min(total, int(state.sandboxes.limit))
+    engines, sandboxes = _engine_limit(ctx), ctx.state.concurrency.sandboxes
+    if engines is None or sandboxes is None:
+        return engines
+    return min(engines, int(sandboxes.limit))
 
 
-def room(ctx: Context) -> int | None:
-    """Return how many more rollouts may be let in or resumed now; None sets no limit."""
-    most = limit(ctx)
+def room_for_new(ctx: Context) -> int | None:
+    """Return how many more rollouts may be let in now; None sets no limit."""
+    sandboxes, room = ctx.state.concurrency.sandboxes, room_for_parked(ctx)
+    if room is None or sandboxes is None:
+        return room
+    free = int(sandboxes.limit) - _coming(ctx) if sandboxes.is_open else 0
+    return max(0, min(room, free))
+
+
+def room_for_parked(ctx: Context) -> int | None:
+    """Return how many parked rollouts may go on now; None sets no limit.
+
+    They hold their sandboxes already, so the quota of these is no reason to wait: it would wait for itself.
+    """
+    most = _engine_limit(ctx)
     if most is None:
         return None
-    state = ctx.state.concurrency
-    bands = [band for name, band in state.bands.items() if name in ctx.state.replicas]
-    closed = bool(bands) and not any(band.is_open for band in bands)
-    if closed or (state.sandboxes is not None and not state.sandboxes.is_open):
+    bands = ctx.state.concurrency.bands
+    if bands and not any(band.is_open for band in bands.values()):
         return 0
-    coming = len(ctx.index.train["requested"]) * ctx.settings.queue.group_size
-    return max(0, most - sum(ctx.index.busy.values()) - coming)
+    return max(0, most - _coming(ctx))
+
+
+def _engine_limit(ctx: Context) -> int | None:
+    if ctx.settings.concurrency.mode == "fixed":
+        return None
+    bands, initial = ctx.state.concurrency.bands, int(_initial(ctx))
+    return sum(int(bands[name].limit) if name in bands else initial for name in ctx.state.replicas)
+
+
+def _coming(ctx: Context) -> int:
+    """Return how many run, or will when their task is here."""
+    requested = len(ctx.index.train["requested"]) * ctx.settings.queue.group_size
+    return sum(ctx.index.busy.values()) + requested
 
 
 def _initial(ctx: Context) -> float:

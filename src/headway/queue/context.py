@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from headway.queue.settings import SchedulerSettings  # noqa: TC004 - it composes the rules own settings
 
 
+LATE = "~late"  # ends the id of a group of late members
+
+
 @dataclass(slots=True)
 class Context:
     """Handed to every rule; rules keep nothing of their own between events."""
@@ -91,7 +94,7 @@ class Context:
 def origin(name: str) -> str:
     """Return the id of the group or rollout that one of this id draws the tokens of: mostly its own.
 
-    `t000006~1` takes the task of the lost t000006 again.
+    `t000006~1` takes the task of the lost t000006 again; `t000006~late` has the late members of t000006.
     """
     group, tilde, rest = name.partition("~")
     return group + (rest[rest.index(".") :] if tilde and "." in rest else "")

@@ -115,7 +115,9 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
     turns = {name: values for (name, _), values in zip(event.advantages, event.turns, strict=False)}
     for rollout in group.rollouts:
         rollout.turn_advantages = turns.get(rollout.id, ())
-    if ctx.state.phase == "stopping" and ctx.state.outcome not in CARRIED:
+    if group.leaving:
+        oversampling.end(ctx, group)
+    elif ctx.state.phase == "stopping" and ctx.state.outcome not in CARRIED:
         for rollout in group.rollouts:
             ctx.settle(rollout, "unused")
         ctx.drop_group(group)

@@ -1,10 +1,10 @@
 """The guard: watches the run's numbers step by step, and acts when they collapse.
 
-It looks once a step, at what StepEnded told and at the rollouts that were scored since the step before, and at
-the latter when a batch is empty; the
-statistics are in `watch`. What it does on an alarm is a setting: warn, pause (no batch is released until a
-person says so, and the wait has a deadline), roll back to the last checkpoint from before it with a lower
-learning rate (a bounded number of times), or stop, resumable and without saving the collapsed weights.
+It looks once a step, at what StepEnded told and at the rollouts that were scored since the step before, and
+at these also when a batch is empty; the statistics are in `watch`. What it does on an alarm: warn,
+pause (no batch is released until a person says so, and the wait has a deadline), roll back to the last
+checkpoint from before it with a lower learning rate (a bounded number of times), or stop, resumable and not
+saving the collapsed weights.
 """
 
 from __future__ import annotations

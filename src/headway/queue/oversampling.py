@@ -16,13 +16,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.notes import GroupSplit
-from headway.queue import partial, rollouts, staleness
+from headway.queue import choice, lost_steps, partial, rollouts, staleness
+from headway.queue.context import LATE
 from headway.queue.state import ACTIVE, GroupState, RolloutState
 
 if TYPE_CHECKING:
     from headway.queue.context import Context
+    from headway.queue.index import Shelf
 
 REASON = "oversampled"
+_REST: tuple[Shelf, ...] = ("running", "signalling", "requested", "queued")  # who goes first
 
 
 def split(ctx: Context, group: GroupState, kept: list[RolloutState], late: list[RolloutState]) -> None:
@@ -47,24 +50,27 @@ def batch_met(ctx: Context) -> None:
     rule, queue, state, index = ctx.settings.oversampling, ctx.settings.queue, ctx.state, ctx.index
     if not rule.groups_extra or rule.when_met == "finish":
         return
-    ages = [staleness.age(state, r.lineage, r.number) for r in state.replicas.values() if r.usable]
+    ages = [lost_steps.age(state, r.lineage, r.number) for r in state.replicas.values() if r.usable]
     allowed = max(0, ctx.settings.depth - max(ages, default=0)) * queue.batch_groups
-    queued = index.on("queued")
-    surplus = min(rule.groups_extra, index.num_admitted - index.num_late + len(queued) - allowed)
-    going = [group for group in index.on("running") if not (group.late or group.planned)]
-    for group in going[: max(0, surplus)]:
+    num_ahead = index.num_admitted - index.num_late + len(index.train["queued"])
+    surplus = max(0, min(rule.groups_extra, num_ahead - allowed))
+    rest = [group for shelf in _REST for group in index.on(shelf) if not _is_wanted(group)]
+    for group in rest[:surplus]:
         if rule.when_met == "park":
             _park(ctx, group)
-        else:
+        elif group.stage == "requested":
+            ctx.drop_group(group)
+            choice.forgotten(ctx, group)
+        elif group.stage == "running" or not _is_usable(ctx, group):
+            choice.dropped(ctx, group)
             leave(ctx, group)
-            surplus -= 1
-    if rule.when_met == "cancel":
-        for group in queued[: max(0, surplus)]:
-            _end_unless_usable(ctx, group)
 
 
 def leave(ctx: Context, group: GroupState) -> None:
-    """End a whole group in flight: it counts no more, and only its end is awaited."""
+    """End a whole group: it counts no more, and only its end is awaited, if there is anything to await."""
+    if group.stage == "queued":
+        end(ctx, group)
+        return
     group.leaving = True
     ctx.index.set_late(group)
     for rollout in group.rollouts:
@@ -94,7 +100,7 @@ def settle_lost(ctx: Context, rollout: RolloutState, *, oversampled: bool) -> No
 def _new_group(ctx: Context, group: GroupState, late: list[RolloutState]) -> GroupState:
     state = ctx.state
     into = GroupState(
-        f"{group.id}~late",
+        group.id + LATE,
         "train",
         -1,
         group.index,
@@ -115,11 +121,15 @@ def _new_group(ctx: Context, group: GroupState, late: list[RolloutState]) -> Gro
     return into
 
 
-def _end_unless_usable(ctx: Context, group: GroupState) -> None:
-    """End a finished group that the next step could not train on any more."""
+def _is_wanted(group: GroupState) -> bool:
+    """Whether a group is none of the rest: set aside already, or taken again for a lost step."""
+    return group.late or bool(group.planned) or "~" in group.id
+
+
+def _is_usable(ctx: Context, group: GroupState) -> bool:
+    """Whether the next step may train on a group that is finished."""
     ages = (staleness.oldest(ctx.state, rollout.spans) for rollout in group.rollouts)
-    if max(ages, default=0) + 1 > ctx.settings.queue.bound:
-        end(ctx, group)
+    return max(ages, default=0) + 1 <= ctx.settings.queue.bound
 
 
 def _park(ctx: Context, group: GroupState) -> None:

@@ -112,7 +112,7 @@ def resume(ctx: Context) -> None:
     limit = ctx.settings.queue.max_running_rollouts
     waiting = [rollout for rollout in ctx.index.parked.values() if not rollout.pending]
     waiting.sort(key=lambda rollout: (rollout.started_s, rollout.id))
-    room = concurrency.room(ctx) if state.phase == "running" else None
+    room = concurrency.room_for_parked(ctx) if state.phase == "running" else None
     if room is not None:  # those that are on their way back take some of it; the next measurement asks again
         del waiting[max(0, room - (len(ctx.index.parked) - len(waiting))) :]
     for rollout in waiting:

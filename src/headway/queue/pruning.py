@@ -80,7 +80,7 @@ def prune(ctx: Context, group: GroupState, rollout: RolloutState, source: PruneS
     ):
         return
     if source not in ("user", "group") and _is_audited(ctx, rollout):
-        rollout.audited = source
+        rollout.audited, rollout.audited_after = source, rollout.num_turns
         return
     rollouts.cancel(ctx, rollout, f"pruned: {source}", owner="pruned")
     rollout.pruned = source

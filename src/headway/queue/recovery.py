@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from headway.core.commands import RestartWorker, Rollback
 from headway.core.notes import Ignored, RolledBackTo, RolloutRevived
 from headway.core.settings import setting
-from headway.queue import evaluation
-from headway.queue.staleness import forget_plans, plan_lost_steps
+from headway.queue import evaluation, lost_steps
 from headway.queue.state import ReplicaState
 from headway.queue.stopping import stop
 
@@ -115,9 +114,9 @@ def roll_back(ctx: Context, step: int, reason: str, *, same_steps: bool = True) 
     state = ctx.state
     ctx.note(RolledBackTo(step, state.step, state.lineage + 1, reason))
     if same_steps:
-        plan_lost_steps(ctx, step)
+        lost_steps.plan(ctx, step)
     else:
-        forget_plans(ctx)
+        lost_steps.forget_plans(ctx)
     _forget_trainer(ctx)
     state.forks.append(step)
     state.lineage, state.step = state.lineage + 1, step

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from headway.core.notes import RolloutRevived
 from headway.queue import guard, oversampling, rollouts
 from headway.queue.admission import ask_task, start_attempt
+from headway.queue.lost_steps import age, is_lost, plan, take_again
 from headway.queue.recovery import requeue
-from headway.queue.staleness import is_lost, plan_lost_steps, take_again
 from headway.queue.state import ACTIVE
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def resumed(ctx: Context, event: RunResumed) -> None:
     """Rebuild the state around the checkpoint's step."""
     state = ctx.state
-    plan_lost_steps(ctx, event.step)
+    plan(ctx, event.step)
     while len(state.forks) < event.lineage:
         state.forks.append(event.step)
     state.lineage, state.step = event.lineage, event.step
@@ -52,7 +52,10 @@ def resumed(ctx: Context, event: RunResumed) -> None:
             oversampling.end(ctx, group)
         else:
             _back(ctx, group)
-            if group.dormant and (not group.rollouts or is_lost(ctx, group)):
+            lost = (
+                is_lost(state, group) and age(state, group.lineage, group.number) > ctx.settings.queue.bound
+            )
+            if group.dormant and (lost or not group.rollouts):
                 take_again(ctx, group)
     guard.taken_back(ctx, event.step)
     ctx.index.rebuild(state)

@@ -68,6 +68,8 @@ def ended(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollout
     rollout.payload, rollout.truncated = event.payload, event.truncated
     sandboxes.release_all(ctx, rollout)
     concurrency.rollout_ended(ctx, rollout)
+    if event.num_turns <= rollout.audited_after:
+        rollout.audited = ""  # its end would have crossed its pruning
     crossed = rollout.owner in ("environment", "restart") or rollout.pruned in CROSSING
     if rollout.pending == "cancelling" and not crossed:
         ctx.met(f"cancel:{rollout.id}")

@@ -8,15 +8,13 @@ Invariant: no token beyond the bound reaches the gradient; down-weighting acts b
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from headway.core.settings import Problem, setting
-from headway.queue import choice
-from headway.queue.context import origin
-from headway.queue.state import Again
+from headway.queue import choice, lost_steps
+from headway.queue.lost_steps import age
 
 if TYPE_CHECKING:
     from headway.core.events import TurnEnded
@@ -76,15 +74,6 @@ class StalenessSettings:
 # --- ages
 
 
-def age(state: State, lineage: int, number: int) -> int:
-    """Return how many steps lie between a version and the newest weights.
-
-    A token of a lost branch ages by that branch's steps past the fork plus the surviving steps since.
-    """
-    ancestor = min([number, *state.forks[lineage : state.lineage]])
-    return (state.step - ancestor) + (number - ancestor)
-
-
 def oldest(state: State, spans: Sequence[VersionSpan]) -> int:
     """Return the age of the oldest token in these spans."""
     return max((age(state, span.lineage, span.number) for span in spans), default=0)
@@ -118,51 +107,6 @@ def weight(settings: SchedulerSettings, oldest_age: int) -> float:
     if rule.down_weight_from < 0:
         return 1.0
     return rule.down_weight ** max(0, oldest_age - rule.down_weight_from)
-
-
-# --- steps that were lost
-
-
-def plan_lost_steps(ctx: Context, step: int) -> None:
-    """Before going back to `step`: what came after it is taken again with the rollouts that it had.
-
-    So the same weights follow where the rollouts are the same: with bound 0 and one request at a time, a run
-    that was broken is the unbroken one to the bit.
-    """
-    state = ctx.state
-    busy = 1 if ctx.index.train["training"] else 0
-    state.planned_until = max(state.planned_until if state.planned_until > step else 0, state.step + busy)
-
-
-def forget_plans(ctx: Context) -> None:
-    """Before going back to go another way: no step is taken again as it was."""
-    state = ctx.state
-    state.planned_until = 0
-    for group in state.groups.values():
-        group.planned = 0
-    for again in state.again:
-        again.planned = 0
-
-
-def is_lost(ctx: Context, group: GroupState) -> bool:
-    """Say whether a group began with a version of a lost branch, and is too old for that."""
-    state = ctx.state
-    ancestor = min([group.number, *state.forks[group.lineage : state.lineage]])
-    return ancestor < group.number and age(state, group.lineage, group.number) > ctx.settings.queue.bound
-
-
-def take_again(ctx: Context, group: GroupState) -> None:
-    """Settle a group of a lost branch as stale; its task is asked for again, to draw the same tokens."""
-    state = ctx.state
-    for rollout in group.rollouts:
-        ctx.settle(rollout, "stale", "it was of a branch that was lost")
-    ctx.drop_group(group)
-    _ask_again(state, group)
-
-
-def _ask_again(state: State, group: GroupState) -> None:
-    state.again.append(Again(origin(group.id), group.index, group.planned, group.source, group.asked_level))
-    state.again.sort(key=lambda again: (again.planned or sys.maxsize, again.group))
 
 
 # --- the sandbox's state
@@ -234,8 +178,8 @@ def judge_queued(ctx: Context, group: GroupState) -> None:
         else:
             ctx.settle(rollout, "voided", "a member of its group was stale")
     ctx.drop_group(group)
-    if is_lost(ctx, group):
-        _ask_again(ctx.state, group)
+    if lost_steps.is_lost(ctx.state, group):
+        lost_steps.ask_again(ctx.state, group)
     else:
         ctx.state.stale_groups += 1
         choice.dropped(ctx, group)

@@ -49,6 +49,7 @@ class RolloutState:
     owner: str = ""  # of its loss, for station lost
     pruned: PruneSource = ""  # who asked for this attempt's early end
     audited: PruneSource = ""  # who would have, of a rollout that is let finish to see whether it was right
+    audited_after: int = 0  # answers that it had given then
     parked_s: float = 0.0  # since when, for station parked
     partial: str = ""  # what a later life can go on from, for station parked
     unstarted: bool = False  # parked before its attempt began, for no replica could take it

@@ -66,7 +66,7 @@ def facts_of(header: JournalHeader) -> RunFacts:
     return RunFacts(
         bound=_section(header.queue, "queue").get("bound"),
         solved_reward=solved,
-        band=(curriculum["band_low"], curriculum["band_high"]) if curriculum else None,
+        band=(curriculum["band_low"], curriculum["band_high"]) if curriculum.get("levels") else None,
         stop_steps=stop.get("steps") or None,
         stop_wall_s=stop.get("wall_s") or None,
         usd_per_hour=header.prices.get("usd_per_hour"),
