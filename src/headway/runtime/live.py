@@ -51,6 +51,7 @@ from headway.telemetry.records import Entry, Stat
 
 if TYPE_CHECKING:
     from headway.queue.scheduler import Scheduler
+    from headway.queue.verdict import Verdict
     from headway.runtime.wire import Link
     from headway.telemetry.journal_writer import JournalWriter
     from headway.telemetry.metrics import RunMetrics
@@ -90,6 +91,7 @@ class LiveDriver:
         *,
         next_seq: int,
         advantages: Advantages,
+        verdict: Verdict | None = None,
         threads: Threads,
         restart: Callable[[RestartWorker], None],
         save_snapshot: Callable[[int], None],
@@ -104,7 +106,7 @@ class LiveDriver:
         self._metrics = metrics
         self._progress = Progress(metrics)
         self._seq = next_seq
-        self._signals = SignalThread(advantages, self._from_thread)
+        self._signals = SignalThread(advantages, self._from_thread, verdict)
         self._threads = threads
         self._restart = restart
         self._save_snapshot = save_snapshot
