@@ -135,9 +135,7 @@ def efficiency(rounds: int = 3, tool_s: float = 0.5, batch: int = 32) -> dict[st
         folder = Path(name)
         model = make_model(folder / "model")
         config = folder / "slow.toml"
-        config.write_text(
-            CONFIG.format(model=model, environment=environment, tool_s=tool_s, batch=batch)
-        )
+        config.write_text(CONFIG.format(model=model, environment=environment, tool_s=tool_s, batch=batch))
         for number in range(rounds):
             pool: dict[str, object] = {"queue.batch_size": 8192, "queue.bound": 1}
             pool["queue.max_running_rollouts"] = 256
