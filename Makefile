@@ -8,7 +8,7 @@ CONFIG ?= examples/quickstart.toml
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow check bench bench-loop bench-decode format clean
+.PHONY: help setup train test test-slow check bench bench-loop bench-decode bench-queue format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,13 +43,16 @@ check: setup ## lint, formatting, types, floors
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 
-bench: bench-loop bench-decode ## every benchmark
+bench: bench-loop bench-decode bench-queue ## every benchmark
 
 bench-loop: setup ## start-up, sync against async, the driver's share; the last line is JSON
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/loop.py $(ARGS)
 
 bench-decode: setup ## the engine against transformers' generate; the last line is JSON
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/decode.py $(ARGS)
+
+bench-queue: setup ## the queue's cost per event, 10,000 rollouts at once, the loop against its bounds; JSON last
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/queue.py $(ARGS)
 
 format: setup ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix

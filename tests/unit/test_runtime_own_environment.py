@@ -89,7 +89,7 @@ def score(task):
 def test_an_environment_whose_task_raises_fails_the_command_and_not_the_worker(file):
     environment, seen = build(file, {"broken": 7}), Recorder()
     for command in (RequestTask(1, "", "train", 7, None), start("train/7"), score("train/7")):
-        _obey(environment, seen, seen, command)
+        _obey({"": environment}, seen, seen, command)
     refused, failed, unscored = seen.sent
     assert isinstance(refused, CommandRefused)
     assert isinstance(failed, RolloutFailed)
@@ -106,7 +106,7 @@ def test_an_environment_whose_task_raises_fails_the_command_and_not_the_worker(f
 def test_other_tasks_of_it_go_on(file):
     environment, seen = build(file, {"broken": 7}), Recorder()
     for command in (RequestTask(1, "", "train", 8, 2), start("train/8/2"), score("train/8")):
-        _obey(environment, seen, seen, command)
+        _obey({"": environment}, seen, seen, command)
     assert seen.sent == [TaskOffered(1, "train/8/2", 1)]
     assert (seen.started, seen.scored) == (["train/8/2"], ["train/8"])
 

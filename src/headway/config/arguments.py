@@ -13,7 +13,7 @@ from headway.environments.arguments import read_arguments
 from headway.environments.registry import settings_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from headway.config.compose import Config
 
@@ -30,23 +30,57 @@ def argument_keys(name: str) -> dict[str, Key]:
 
 def environment_takes_its_arguments(config: Config) -> Iterator[Clash]:
     """An environment must exist and accept its arguments."""
-    name, args = config.environment.name, config.environment.args
+    yield from _takes("environment.name", config.environment.name, PREFIX, config.environment.args)
+    for name, source in config.source.items():
+        key = f"source.{name}"
+        if source.environment:
+            yield from _takes(f"{key}.environment", source.environment, f"{key}.args", source.args)
+        else:  # the faults of environment.args are told once
+            own = read_own(config.environment.name, config.environment.args)
+            yield from _takes("environment.name", config.environment.name, f"{key}.args", own | source.args)
+
+
+def read_own(name: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those arguments that the environment accepts."""
+    try:
+        settings = settings_type(name)
+    except EnvironmentSetupError:
+        return dict(args)
+    refused = {problem.key for problem in read_arguments(name, settings, args)[1]}
+    return {key: value for key, value in args.items() if key not in refused}
+
+
+def _takes(name_key: str, name: str, prefix: str, args: Mapping[str, Any]) -> Iterator[Clash]:
     try:
         settings = settings_type(name)
     except EnvironmentSetupError as error:
-        yield Clash(("environment.name",), error.rule, error.remedy)
+        if prefix == PREFIX or name_key != "environment.name":  # told once
+            yield Clash((name_key,), error.rule, error.remedy)
         return
     for problem in read_arguments(name, settings, args)[1]:
-        keys = (f"{PREFIX}.{problem.key}", PREFIX, "environment.name")
+        keys = (f"{prefix}.{problem.key}", prefix, name_key)
         yield Clash(keys, problem.rule, problem.remedy)
 
 
 def with_all_arguments(config: Config) -> Config:
     """Return the config with the defaults of arguments that were not given."""
-    keys = argument_keys(config.environment.name)
-    defaults = {name: _as_toml(key.default) for name, key in keys.items() if key.default is not None}
-    environment = dataclasses.replace(config.environment, args=defaults | config.environment.args)
-    return dataclasses.replace(config, environment=environment)
+    name, args = config.environment.name, config.environment.args
+    environment = dataclasses.replace(config.environment, args=_defaults(name) | args)
+    sources = {
+        key: dataclasses.replace(
+            source,
+            args=_defaults(source.environment) | source.args
+            if source.environment
+            else environment.args | source.args,
+        )
+        for key, source in config.source.items()
+    }
+    return dataclasses.replace(config, environment=environment, source=sources)
+
+
+def _defaults(name: str) -> dict[str, Any]:
+    keys = argument_keys(name)
+    return {name: _as_toml(key.default) for name, key in keys.items() if key.default is not None}
 
 
 def _as_toml(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from typing import Any, TypeVar
 
@@ -9,12 +10,13 @@ from headway.config.source import COMMAND_LINE, Source
 from headway.core.check import Mismatch, convert
 from headway.core.errors import UserError
 from headway.core.near import did_you_mean, nearest, nearest_key
-from headway.core.schema import Key, keys_of, sections_of
+from headway.core.schema import Key, is_named, keys_of, sections_of
 
 if typing.TYPE_CHECKING:
     from collections.abc import Mapping
 
 S = TypeVar("S")
+_NAME = r"[A-Za-z0-9_-]+"
 
 
 def build(
@@ -35,25 +37,58 @@ def build(
     for section, settings in sections.items():
         table = source.values.get(section, {})
         if not isinstance(table, dict):
-            rule = f"must be a section, written [{section}]"
-            problems.append(UserError(rule, value=table, key=section, where=source.where(section)))
+            problems.append(_no_section(section, table, source))
             refused.add(section)
             table = {}
         given = typing.cast("dict[str, Any]", table)
-        found: list[UserError] = [
-            _unknown_key(section, name, value, names, source)
-            for name, value in given.items()
-            if name not in names[section]
-        ]
-        values = {
-            name: _value(key, f"{section}.{name}", given, source, examples, found, refused)
-            for name, key in keys_of(settings).items()
-        }
-        built[section] = settings(**values)
-        if not any(key.partition(".")[0] == section for key in refused):
-            found += _own_problems(section, built[section], source)
-        problems += found
+        if not is_named(schema, section):
+            built[section] = _section(section, settings, given, names, source, examples, problems, refused)
+            continue
+        built[section] = {}
+        for name, inner in given.items():
+            full = f"{section}.{name}"
+            if not re.fullmatch(_NAME, name):
+                rule = "the name of a section consists of letters, digits, - and _"
+                problems.append(UserError(rule, value=name, key=full, where=source.where(full)))
+            elif not isinstance(inner, dict):
+                problems.append(_no_section(full, inner, source))
+            else:
+                built[section][name] = _section(
+                    full, settings, typing.cast("dict[str, Any]", inner), names, source, examples, problems,
+                    refused,
+                )  # fmt: skip
     return schema(**built), refused
+
+
+def _no_section(section: str, value: Any, source: Source) -> UserError:
+    rule = f"must be a section, written [{section}]"
+    return UserError(rule, value=value, key=section, where=source.where(section))
+
+
+def _section(
+    section: str,
+    settings: type,
+    given: dict[str, Any],
+    names: dict[str, list[str]],
+    source: Source,
+    examples: Mapping[str, Any],
+    problems: list[UserError],
+    refused: set[str],
+) -> Any:
+    """Build one section's settings from what was given."""
+    keys = keys_of(settings)
+    found: list[UserError] = [
+        _unknown_key(section, name, value, names, source) for name, value in given.items() if name not in keys
+    ]
+    values = {
+        name: _value(key, f"{section}.{name}", given, source, examples, found, refused)
+        for name, key in keys.items()
+    }
+    built = settings(**values)
+    if not any(key == section or key.startswith(f"{section}.") for key in refused):
+        found += _own_problems(section, built, source)
+    problems += found
+    return built
 
 
 def _value(
@@ -118,6 +153,7 @@ def _unknown_key(
     section: str, name: str, value: Any, names: dict[str, list[str]], source: Source
 ) -> UserError:
     key = f"{section}.{name}"
-    remedy = did_you_mean(nearest_key(section, name, names))
-    remedy = remedy or f"The keys of [{section}] are " + ", ".join(names[section])
+    kind = section.partition(".")[0]
+    remedy = did_you_mean(nearest_key(kind, name, names))
+    remedy = remedy or f"The keys of [{section}] are " + ", ".join(names[kind])
     return UserError("is not a setting", value=value, key=key, remedy=remedy, where=source.where(key))

@@ -8,9 +8,10 @@ from typing import Any
 from headway.algorithms.settings import AlgorithmSettings
 from headway.config.model import ModelSettings
 from headway.config.run import RunSettings
-from headway.environments.settings import EnvironmentSettings
+from headway.environments.settings import EnvironmentSettings, SourceSettings
 from headway.generator.settings import GeneratorSettings
 from headway.queue.band import ConcurrencySettings
+from headway.queue.entry_settings import AcceptanceSettings, CurriculumSettings, OversamplingSettings
 from headway.queue.partial import PartialSettings
 from headway.queue.pruning_settings import PruningSettings
 from headway.queue.recovery import RecoverySettings
@@ -31,15 +32,19 @@ from headway.trainer.settings import TrainerSettings
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Every section; a field's name is its section's name in the file."""
+    """Every section; a field's name is its section's name in the file. A dict holds named sections."""
 
     run: RunSettings
     model: ModelSettings
     environment: EnvironmentSettings
+    source: dict[str, SourceSettings]  # any number of sections [source.NAME]
     reward: RewardSettings
     sandbox: SandboxSettings
     generator: GeneratorSettings
     queue: QueueSettings
+    oversampling: OversamplingSettings
+    acceptance: AcceptanceSettings
+    curriculum: CurriculumSettings
     pruning: PruningSettings
     concurrency: ConcurrencySettings
     guard: GuardSettings

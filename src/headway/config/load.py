@@ -23,6 +23,7 @@ HOOKS = (
     ("environment", "name"),
     ("algorithm", "advantage"),
     ("algorithm", "loss"),
+    ("acceptance", "verdict"),
     ("pruning", "value_hook"),
 )
 """Keys that may name a file of the user's own code."""
@@ -63,10 +64,16 @@ def placing(path: Path | None, overrides: Sequence[str] = ()) -> Generator[None]
 def _fix_hooks(source: Source, folder: Path) -> None:
     """Make the paths of hooks absolute; what is no string is left for the validation to refuse."""
     for section, name in HOOKS:
-        table = source.values.get(section)
-        if not isinstance(table, dict):
-            continue
-        values = cast("dict[str, Any]", table)
-        if isinstance(value := values.get(name), str):
-            is_override = source.where(f"{section}.{name}") == COMMAND_LINE
-            values[name] = absolute(value, Path() if is_override else folder)
+        _fix_hook(source, source.values.get(section), section, name, folder)
+    sources = source.values.get("source")
+    for name, table in cast("dict[str, Any]", sources).items() if isinstance(sources, dict) else ():
+        _fix_hook(source, table, f"source.{name}", "environment", folder)
+
+
+def _fix_hook(source: Source, table: object, section: str, name: str, folder: Path) -> None:
+    if not isinstance(table, dict):
+        return
+    values = cast("dict[str, Any]", table)
+    if isinstance(value := values.get(name), str) and value:
+        is_override = source.where(f"{section}.{name}") == COMMAND_LINE
+        values[name] = absolute(value, Path() if is_override else folder)

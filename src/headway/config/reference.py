@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headway.config.compose import Config
 from headway.config.show import toml_value
 from headway.core.check import describe_bounds, describe_type
-from headway.core.schema import Key, keys_of, sections_of, summary_of
+from headway.core.schema import Key, is_named, keys_of, sections_of, summary_of
 from headway.environments.registry import names_and_summaries, settings_type
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def reference_page(schema: type, environments: Mapping[str, type]) -> str:
     """
     parts = [_INTRODUCTION]
     for section, settings in sections_of(schema).items():
+        section = f"{section}.NAME" if is_named(schema, section) else section
         parts.append(f"## `[{section}]`\n\n{summary_of(settings)}\n\n{_table(settings)}")
     for name, settings in environments.items():
         parts.append(f"## `[environment.args]` of `{name}`\n\n{_table(settings)}")

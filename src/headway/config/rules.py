@@ -26,6 +26,36 @@ def group_estimator_needs_a_group(config: Config) -> Iterator[Clash]:
         yield Clash(("queue.group_size", "algorithm.advantage"), rule, "Use queue.group_size = 8")
 
 
+def leftovers_stay_within_the_bound(config: Config) -> Iterator[Clash]:
+    """Extra groups that are kept for a later batch are older there by the batches they make."""
+    rule, queue = config.oversampling, config.queue
+    if not rule.groups_extra or rule.when_met == "cancel" or queue.batch_size < queue.group_size:
+        return
+    batches = -(-rule.groups_extra // queue.batch_groups)
+    if queue.max_depth + batches > queue.bound:
+        text = (
+            f"must leave room for extra groups that are kept for a later batch: depth {queue.max_depth} and "
+            f"{batches} more batches ({rule.groups_extra} groups) exceed queue.bound {queue.bound}"
+        )
+        remedy = f'Use queue.bound = {queue.max_depth + batches}, or oversampling.when_met = "cancel"'
+        keys = ("oversampling.groups_extra", "oversampling.when_met", "queue.depth", "queue.bound")
+        yield Clash(keys, text, remedy)
+
+
+def sources_have_a_weight(config: Config) -> Iterator[Clash]:
+    """Somebody must be asked for tasks."""
+    if config.source and not any(source.weight for source in config.source.values()):
+        name = next(iter(config.source))
+        yield Clash((f"source.{name}.weight",), "at least one source must have a weight above 0", "Use 1.0")
+
+
+def levels_are_listed_once(config: Config) -> Iterator[Clash]:
+    """A level is one of the curriculum's choices, with one solve rate."""
+    for name, source in config.source.items():
+        if source.levels and len(set(source.levels)) != len(source.levels):
+            yield Clash((f"source.{name}.levels",), "a level may be listed once", "Remove the repetition")
+
+
 def batch_estimator_keeps_every_group(config: Config) -> Iterator[Clash]:
     """Where rewards are compared over the batch, a group of zeros has a signal once the batch is known."""
     if config.algorithm.advantage == "reinforce_pp" and config.queue.drop_zero_advantage:
@@ -85,5 +115,8 @@ RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     batch_estimator_keeps_every_group,
     kl_penalty_needs_a_reference,
     periodic_evaluation_needs_tasks,
+    leftovers_stay_within_the_bound,
+    sources_have_a_weight,
+    levels_are_listed_once,
     rollouts_may_start_on_the_newest_version,
 )

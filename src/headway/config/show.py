@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.config.arguments import PREFIX, argument_keys
-from headway.core.schema import keys_of, sections_of, summary_of
+from headway.core.schema import is_named, keys_of, sections_of, summary_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,11 @@ WIDTH = 100
 def render_config(config: Config) -> str:
     """Return the config as TOML, with the descriptions of the environment's arguments too."""
     keys = argument_keys(config.environment.name)
-    return render(config, {f"{PREFIX}.{name}": key.doc for name, key in keys.items()})
+    docs = {f"{PREFIX}.{name}": key.doc for name, key in keys.items()}
+    for name, source in config.source.items():
+        keys = argument_keys(source.environment or config.environment.name)
+        docs |= {f"source.{name}.args.{argument}": key.doc for argument, key in keys.items()}
+    return render(config, docs)
 
 
 def write_config(config: Config, path: Path) -> None:
@@ -42,10 +46,16 @@ def render(config: object, docs: Mapping[str, str] | None = None) -> str:
         config: a frozen dataclass of sections.
         docs: descriptions of entries of table settings, by full key.
     """
-    sections = sections_of(type(config)).items()
-    return "\n".join(
-        _render_section(name, settings, getattr(config, name), docs or {}) for name, settings in sections
-    )
+    parts: list[str] = []
+    for section, settings in sections_of(type(config)).items():
+        values = getattr(config, section)
+        if not is_named(type(config), section):
+            parts.append(_render_section(section, settings, values, docs or {}))
+            continue
+        parts += [
+            _render_section(f"{section}.{name}", settings, one, docs or {}) for name, one in values.items()
+        ]
+    return "\n".join(parts)
 
 
 def toml_value(value: Any) -> str:

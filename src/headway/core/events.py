@@ -88,6 +88,7 @@ class TaskOffered:
     request: int  # number of the RequestTask
     task_id: str
     level: int
+    num_tasks: int = 0  # positions of its split before it begins anew, 0 where it has no end
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +230,7 @@ class RolloutFailed:
     owner: Owner
     cause: str  # a short name, such as cancelled, engine_lost, exception, sandbox
     message: str
+    num_tokens: int = 0  # that the attempt had sampled, those of an unfinished answer included where known
 
 
 @dataclass(frozen=True, slots=True)

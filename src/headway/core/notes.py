@@ -71,6 +71,50 @@ class GroupSettled:
     mean_reward: float
     max_reward: float
     min_reward: float
+    num_solved: int = 0  # of these
+    source: str = ""  # task source, "" where the run has only one
+    reason: Literal["", "zero_advantage", "band", "verdict"] = ""  # why it was filtered
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSplit:
+    """Members of an oversampled group that were late for it go on as a group of their own."""
+
+    group: str
+    into: str
+    rollouts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRetired:
+    """The policy solves a task again and again: it is not asked for any more, for some steps."""
+
+    source: str
+    task_id: str
+    level: int
+    step: int
+    due_step: int  # from when it is asked for once more
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReturned:
+    """A retired task is asked for again, to see whether it is still solved."""
+
+    source: str
+    task_id: str
+    level: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRegressed:
+    """A task that was retired is not solved any more; it is an ordinary task again."""
+
+    source: str
+    task_id: str
+    level: int
+    step: int
+    solve_rate: float  # of the group that showed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +256,10 @@ Note = (
     | RolloutRevived
     | AttemptFailed
     | GroupSettled
+    | GroupSplit
+    | TaskRetired
+    | TaskReturned
+    | TaskRegressed
     | BatchReleased
     | QueueDepth
     | Refilled

@@ -50,9 +50,21 @@ def keys_of(settings: type) -> dict[str, Key]:
 
 @functools.cache
 def sections_of(schema: type) -> dict[str, type]:
-    """Return section name -> settings dataclass of a composed config class, in order."""
+    """Return section name -> settings dataclass of a composed config class, in order.
+
+    For named sections, such as [source.NAME], it is that of one of them; `is_named` tells them apart.
+    """
     hints = typing.get_type_hints(schema)
-    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
+    return {
+        field.name: get_args(hints[field.name])[1] if is_named(schema, field.name) else hints[field.name]
+        for field in dataclasses.fields(schema)
+    }
+
+
+@functools.cache
+def is_named(schema: type, section: str) -> bool:
+    """Say whether a section stands for any number of sections [section.NAME]."""
+    return get_origin(typing.get_type_hints(schema)[section]) is dict
 
 
 def summary_of(settings: type) -> str:

@@ -33,6 +33,7 @@ from headway.environments.lease import SandboxLease
 from headway.environments.shelf import Shelf
 from headway.environments.steps import finish_rollout, score_failed, scored
 from headway.environments.supervised import AbandonedError, OverdueError, supervise
+from headway.environments.tasks import source_of
 from headway.environments.watch import ValueHook, Watch
 from headway.rewards.check import checked
 
@@ -70,7 +71,7 @@ class _Attempt:
 
 
 class RolloutHost:
-    """Runs rollouts and scores of one environment against one or more engines."""
+    """Runs rollouts and scores of one environment, or of several sources, against one or more engines."""
 
     def __init__(
         self,
@@ -84,8 +85,9 @@ class RolloutHost:
         limits: GenerationLimits,
         run_id: str,
         settings: HostSettings | None = None,
+        sources: Mapping[str, Environment] | None = None,
     ) -> None:
-        self._environment = environment
+        self._environments = {"": environment, **(sources or {})}  # by source, as task ids name it
         self._engines = engines
         self._renderer = renderer
         self._provider = provider
@@ -193,12 +195,13 @@ class RolloutHost:
         lease = self._lease(command, attempt, f"{command.rollout}.{command.attempt}", "rollout")
         chat: Conversation | None = None
         ended: RolloutEnded | RolloutFailed | None = None
-        kept = self._environment.resume
+        environment = self._environment(command)
+        kept = environment.resume
         shelf = Shelf(command, task, self._payload_dir, self._payloads, kept, self._provider)
         try:
             chat = attempt.chat = self._conversation(command, task, attempt)
             shelf.connect(chat, lease)
-            outcome = await self._supervise(self._environment.rollout(task, chat, lease))
+            outcome = await self._supervise(environment.rollout(task, chat, lease))
             chat.record.must_be_told()
             ended = finish_rollout(command, task, chat, outcome, lease, self._payloads)
         except asyncio.CancelledError:
@@ -226,19 +229,23 @@ class RolloutHost:
             if not self._closing.is_set():  # a closing host may leave parked rollouts to another life
                 await shelf.clear()
 
+    def _environment(self, command: StartRollout | Score) -> Environment:
+        return self._environments[source_of(command.task_id)]
+
     def _conversation(self, command: StartRollout, task: Task, attempt: _Attempt) -> Conversation:
         settings = self._settings
         watch = Watch(command, task)
         if command.purpose == "train":
             watch.tokens, watch.value_hook = settings.watch_tokens, self._value_hook
             watch.repetition, watch.window = settings.watch_repetition, settings.repetition_window
+        environment = self._environment(command)
         return Conversation(
             command,
             self._engines,
             self._renderer,
             self._limits,
-            self._environment.stop_strings,
-            self._environment.system_prompt,
+            environment.stop_strings,
+            environment.system_prompt,
             watch,
             self._gate(attempt),
         )
@@ -267,7 +274,7 @@ class RolloutHost:
         timeout_s = self._settings.score_timeout_s
         payload = read_payload(self._payload_dir, command.payload)
         num_turns = sum(len(sample.turns) for sample in payload.samples)
-        work = self._environment.score(task, Outcome(payload.outcome), lease)
+        work = self._environment(command).score(task, Outcome(payload.outcome), lease)
         try:
             reward = checked(await self._supervise(work, lambda: timeout_s + lease.waited_s), num_turns)
         except OverdueError:

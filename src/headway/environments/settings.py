@@ -10,6 +10,23 @@ from headway.core.settings import setting
 
 
 @dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """A further task source. Where there is one, train tasks come from these alone, mixed by weight."""
+
+    environment: str = setting(
+        "",
+        "Its environment, named as in environment.name; empty for that one, with environment.args as the "
+        "defaults of args.",
+    )
+    args: dict[str, Any] = setting(dict, "The environment's own settings; it checks them itself.")
+    weight: float = setting(1.0, "Share of the train groups, by the sum of all weights.", ge=0)
+    group_size: int = setting(0, "Rollouts per task; 0 for queue.group_size.", ge=0)
+    levels: tuple[int, ...] = setting(
+        (), "Levels that the curriculum chooses from; empty for curriculum.levels."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentSettings:
     """Which environment, its own arguments, and where it runs."""
 

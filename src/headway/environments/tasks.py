@@ -63,6 +63,11 @@ def task_id(split: str, index: int, level: int | None) -> str:
     return f"{split}/{index}" if level is None else f"{split}/{index}/{level}"
 
 
+def source_of(identifier: str) -> str:
+    """Return the task source that an id names, such as "sums" of "sums:train/17"; "" where it names none."""
+    return identifier.rpartition(":")[0]
+
+
 def check_position(split: str, index: int, count: int | None) -> None:
     """Raise EnvironmentSetupError when a split has no task at `index`."""
     if split not in ("train", "eval"):

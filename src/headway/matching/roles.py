@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headway.core.events import TaskOffered
 from headway.core.records import VersionSpan
 
 if TYPE_CHECKING:
     import random
+
+    from headway.core.commands import RequestTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,17 @@ class SimSettings:
     save_s: float = 0.3
     start_s: float = 5.0
     solve_rate: float = 0.4  # of a rollout; each task's own rate is drawn around it
+    num_tasks: int = 0  # of the train split, 0 for no end
+    solve_rates: dict[str, float] = field(default_factory=dict[str, float])  # by level or source, if known
+    learning: float = 0.0  # that each step adds to these solve rates
+    tokens_means: dict[str, float] = field(default_factory=dict[str, float])  # by source, if known
     p_environment_fails: float = 0.0
     p_infrastructure_fails: float = 0.0
     p_hangs: float = 0.0  # never returns until cancelled
     p_ignores_cancel: float = 0.0  # of those that hang
     p_score_fails: float = 0.0
     p_sandbox_lost: float = 0.0
+    p_verdict_drops: float = 0.0  # of groups
     p_repeated: float = 0.0  # an event arrives a second time, later
     generator_dies_every_s: float = 0.0  # mean time to the death of a generator, 0 for never
     p_trainer_dies: float = 0.0  # in a step
@@ -104,11 +112,22 @@ class SimRollout:
     part: int = 0  # one more each time that decoding begins or ends
 
 
-def draw_tokens(rng: random.Random, settings: SimSettings) -> int:
+def offer(command: RequestTask, settings: SimSettings) -> TaskOffered:
+    """Return the task that a request gets; ids are as the live driver makes them."""
+    train = command.split == "train"
+    size = settings.num_tasks if train else 0
+    index = command.index % size if size else command.index
+    source = f"{command.source}:" if command.source else ""
+    level = "" if command.level is None else f"/{command.level}"
+    return TaskOffered(command.request, f"{source}{command.split}/{index}{level}", command.level or 0, size)
+
+
+def draw_tokens(rng: random.Random, settings: SimSettings, task_id: str = "") -> int:
     """Draw the length of one answer: lognormal with the given mean, at least 1, cut at the limit."""
     sigma = settings.tokens_sigma
     mu = -0.5 * sigma * sigma
-    drawn = settings.tokens_mean * rng.lognormvariate(mu, sigma)
+    mean = settings.tokens_means.get(task_id.partition(":")[0], settings.tokens_mean)
+    drawn = mean * rng.lognormvariate(mu, sigma)
     return max(1, min(settings.max_answer_tokens, round(drawn)))
 
 
@@ -120,11 +139,18 @@ def draw_tool_s(rng: random.Random, settings: SimSettings) -> float:
     return settings.tool_s * rng.lognormvariate(-0.5 * sigma * sigma, sigma)
 
 
-def task_solve_rate(task_id: str, settings: SimSettings) -> float:
-    """Return a task's own solve rate: 0, 1 or the mean, so that some groups have no signal."""
-    index = int(task_id.rpartition("/")[2])
+def task_solve_rate(task_id: str, settings: SimSettings, step: int = 0) -> float:
+    """Return a task's own solve rate after so many steps.
+
+    By its level or source where those are known; else 0, 1 or the mean, so that some groups have no signal.
+    """
+    source, _, place = task_id.rpartition(":")
+    _, index, *level = place.split("/")
+    known = settings.solve_rates.get(level[0] if level else source)
+    if known is not None:
+        return min(1.0, max(0.0, known + settings.learning * step))
     return (
-        (settings.solve_rate, settings.solve_rate, 0.0, 1.0)[index % 4]
-        if index % 8 > 3
+        (settings.solve_rate, settings.solve_rate, 0.0, 1.0)[int(index) % 4]
+        if int(index) % 8 > 3
         else settings.solve_rate
     )

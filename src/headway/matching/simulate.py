@@ -50,14 +50,13 @@ from headway.core.events import (
     Scored,
     ScoreFailed,
     StepEnded,
-    TaskOffered,
     VersionApplied,
     VersionPublished,
     WorkerJoined,
     WorkerLost,
 )
 from headway.core.notes import Note
-from headway.matching.roles import SimReplica, SimSettings, task_solve_rate
+from headway.matching.roles import SimReplica, SimSettings, offer, task_solve_rate
 from headway.matching.simulated_memory import SimMemory
 from headway.matching.simulated_rollouts import SimRollouts
 from headway.queue.scheduler import Scheduler
@@ -178,7 +177,7 @@ class SimulatedDriver:
         sim = self.sim
         match command:
             case RequestTask():
-                self.later(0.0, TaskOffered(command.request, f"{command.split}/{command.index}", 0))
+                self.later(0.0, offer(command, sim))
             case StartRollout():
                 self.rollouts.start(command)
             case Park():
@@ -196,7 +195,8 @@ class SimulatedDriver:
             case Signal():
                 mean = sum(reward for _, reward in command.rewards) / len(command.rewards)
                 signal = tuple((name, reward - mean) for name, reward in command.rewards)
-                self.later(0.0, GroupSignal(command.group, signal))
+                keep = not sim.p_verdict_drops or self.rng.random() >= sim.p_verdict_drops
+                self.later(0.0, GroupSignal(command.group, signal, keep, "" if keep else "simulated"))
             case Train():
                 self._train(command)
             case Publish():
@@ -301,7 +301,8 @@ class SimulatedDriver:
                 command.rollout, command.attempt, command.tries, "timeout", "simulated"
             )
         else:
-            solved = self.rng.random() < task_solve_rate(command.task_id, self.sim)
+            step = self.run.scheduler.state.step
+            solved = self.rng.random() < task_solve_rate(command.task_id, self.sim, step)
             event = Scored(
                 command.rollout, command.attempt, command.tries, float(solved), (), self.sim.score_s, 0.0
             )

@@ -160,7 +160,7 @@ class SimRollouts:
         if rollout.over:
             return
         rollout.asks = True
-        rollout.num_left = draw_tokens(self._stage.rng, self._stage.sim)
+        rollout.num_left = draw_tokens(self._stage.rng, self._stage.sim, rollout.task_id)
         rollout.answer, rollout.waited_s, rollout.prefill_s = [], 0.0, 0.0
         if not rollout.parked:
             self._stand_in_line(rollout)
@@ -285,7 +285,9 @@ class SimRollouts:
             return
         rollout.over = True
         self._leave_slot(rollout, whole=False)
-        self._stage.later(0.0, RolloutFailed(rollout.rollout, rollout.attempt, owner, cause, "simulated"))
+        num_tokens = sum(span.num_tokens for span in [*rollout.spans, *rollout.answer])
+        event = RolloutFailed(rollout.rollout, rollout.attempt, owner, cause, "simulated", num_tokens)
+        self._stage.later(0.0, event)
 
 
 def _text(spans: list[VersionSpan]) -> str:

@@ -4,7 +4,8 @@ A group admitted now trains, at the latest, in step `step + 1 + (a step in progr
 batch`. It starts from the version that its replica holds, so its staleness in that step is known before it
 starts; it is admitted when that is within the depth. Groups that are filtered, voided or stale leave the
 count, and their places are filled again; groups without signal beyond the refill budget keep their place as
-ghosts until the next batch, so that a step never asks for more than the budget of extra groups.
+ghosts until the next batch, so that a step never asks for more than the budget of extra groups. Extra groups
+of oversampling do not count as ahead.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.commands import RequestTask, StartRollout
-from headway.queue import concurrency, lost_steps
+from headway.queue import choice, concurrency, lost_steps
+from headway.queue.choice import Choice
 from headway.queue.context import Context, origin, rollout_seed
 from headway.queue.staleness import age
 from headway.queue.state import Again, GroupState, RolloutState
@@ -37,8 +39,9 @@ def admit(ctx: Context) -> None:
         return
     index = ctx.index
     ahead = ghosts(ctx) + index.num_admitted - index.num_late + len(index.train["queued"])
-    ahead += lost_steps.places(ctx)
-    running = index.num_running + len(index.train["requested"]) * queue.group_size
+    ahead += lost_steps.places(ctx) - ctx.settings.oversampling.groups_extra
+    size = choice.largest_group(ctx)
+    running = index.num_running + len(index.train["requested"]) * size
     busy = 1 if ctx.index.train["training"] else 0
     ages = [age(state, r.lineage, r.number) for r in state.replicas.values() if r.usable]
     if not ages:
@@ -48,31 +51,30 @@ def admit(ctx: Context) -> None:
     room = concurrency.room_for_new(ctx)
     while True:
         step = (
-            state.step + busy + ahead // queue.batch_groups
+            state.step + busy + max(0, ahead) // queue.batch_groups
         )  # the version that this group's step trains from
         if state.again and lost_steps.is_planned(state, state.again[0].planned):
             step = state.again[0].planned - 1
         if step - applied > ctx.settings.depth or (last_step and step >= last_step):
             return
-        if room is not None and room < queue.group_size and (running or index.busy):
+        if room is not None and room < size and (running or index.busy):
             return
-        if queue.max_running_rollouts and running + queue.group_size > queue.max_running_rollouts and running:
+        if queue.max_running_rollouts and running + size > queue.max_running_rollouts and running:
             return
         ahead += 1
         if state.again:
             again = state.again.pop(0)
-            request_group(ctx, "train", again.index, again)
+            request_group(ctx, "train", Choice(again.source, again.asked_level, again.index), again)
             ahead -= lost_steps.is_planned(state, again.planned)  # its batch was counted whole
         elif state.exhausted:
             return
         else:
-            request_group(ctx, "train", state.next_task)
-            state.next_task += 1
-        running += queue.group_size
-        room = None if room is None else room - queue.group_size
+            request_group(ctx, "train", choice.choose(ctx))
+        running += size
+        room = None if room is None else room - size
 
 
-def request_group(ctx: Context, purpose: Purpose, index: int, again: Again | None = None) -> None:
+def request_group(ctx: Context, purpose: Purpose, what: Choice, again: Again | None = None) -> None:
     """Open a group and ask for its task.
 
     The numbers of new train groups, which their tokens are drawn by, count neither evaluations nor groups
@@ -88,7 +90,15 @@ def request_group(ctx: Context, purpose: Purpose, index: int, again: Again | Non
     else:
         name = f"e{state.next_eval_group:06d}"
         state.next_eval_group += 1
-    group = GroupState(name, purpose, state.next_request, index, planned=again.planned if again else 0)
+    group = GroupState(
+        name,
+        purpose,
+        state.next_request,
+        what.index,
+        source=what.source,
+        asked_level=what.level,
+        planned=again.planned if again else 0,
+    )
     ctx.open_group(group)
     ask_task(ctx, group)
 
@@ -99,7 +109,7 @@ def ask_task(ctx: Context, group: GroupState) -> None:
     group.request = ctx.state.next_request
     ctx.state.next_request += 1
     ctx.state.requests[group.request] = group.id
-    ctx.ask(RequestTask(group.request, "", group.purpose, group.index, None))
+    ctx.ask(RequestTask(group.request, group.source, group.purpose, group.index, group.asked_level))
     ctx.expect(f"task:{group.id}", ctx.settings.deadlines.task_s)
 
 
@@ -119,8 +129,10 @@ def start_group(ctx: Context, group: GroupState, task_id: str, level: int) -> No
     if group.rollouts:
         ctx.move(group, "running")
         return
-    train = group.purpose == "train"
-    size = ctx.settings.queue.group_size if train else ctx.settings.eval.rollouts_per_task
+    size = ctx.settings.eval.rollouts_per_task
+    if group.purpose == "train":
+        group.target = choice.group_size(ctx, group)
+        size = group.target + ctx.settings.oversampling.rollouts_extra
     rollouts = [RolloutState(f"{group.id}.{index}", group.id, 0, ctx.now) for index in range(size)]
     ctx.index.shrink(group, rollouts)
     ctx.move(group, "running")

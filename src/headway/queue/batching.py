@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Row, Train
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
-from headway.queue import guard, lost_steps
+from headway.queue import acceptance, guard, lost_steps, oversampling
 from headway.queue.admission import ghosts
 from headway.queue.context import origin
 from headway.queue.partial import park_stragglers
@@ -50,14 +50,16 @@ def release(ctx: Context) -> None:
 
 def _empty_batch(ctx: Context) -> None:
     state, queue = ctx.state, ctx.settings.queue
+    reasons = state.filtered_reasons
     state.empty_batches += 1
     ctx.note(NoSignal(state.filtered_groups, state.empty_batches))
+    why = acceptance.reasons_in_words(reasons)
     ctx.warn(
         "no_signal",
-        f"{state.filtered_groups} groups in a row had no signal (all rewards equal within each group); "
-        f"empty batch {state.empty_batches} of at most {queue.max_empty_batches}",
+        f"{state.filtered_groups} groups in a row were dropped ({why}); empty batch {state.empty_batches} of "
+        f"at most {queue.max_empty_batches}",
     )
-    state.filtered_groups = 0
+    _begin_window(ctx)
     if guard.batch_empty(ctx):
         state.empty_batches = 0
         return
@@ -65,8 +67,8 @@ def _empty_batch(ctx: Context) -> None:
         stop(
             ctx,
             "no_signal",
-            f"{state.empty_batches} batches in a row had no group with signal: the tasks are too easy or too "
-            "hard for this model. Change their difficulty (environment.args) or raise queue.group_size",
+            f"{state.empty_batches} batches in a row had no group to train on ({why}). "
+            f"{acceptance.remedy(reasons)}",
             failed=False,
         )
 
@@ -127,13 +129,20 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
     ctx.note(QueueDepth(ctx.index.num_admitted, left))
     ctx.ask(Train(state.next_batch, state.step + 1, tuple(rows), state.lr_scale))
     park_stragglers(ctx, "batch")
+    oversampling.batch_met(ctx)
     ctx.expect("train", ctx.settings.deadlines.train_s)
     state.next_batch += 1
     state.trainer = "training"
     if not again:
-        state.filtered_groups = 0
+        _begin_window(ctx)
     state.stale_groups = 0
     state.empty_batches = 0
+
+
+def _begin_window(ctx: Context) -> None:
+    """Count refills and drops anew."""
+    state = ctx.state
+    state.filtered_groups, state.filtered_reasons, state.mix.given_back = 0, {}, 0
 
 
 def step_ended(ctx: Context, event: StepEnded) -> None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from headway.queue.settings import SchedulerSettings  # noqa: TC004 - it composes the rules own settings
 
 
+LATE = "~late"  # ends the id of a group of late members
+
+
 @dataclass(slots=True)
 class Context:
     """Handed to every rule; rules keep nothing of their own between events."""
@@ -59,6 +62,7 @@ class Context:
             self.met(f"rollout:{rollout.id}")
             self.met(f"score:{rollout.id}")
             self.met(f"cancel:{rollout.id}")
+            self.state.moved.pop(rollout.id, None)
         self.met(f"task:{group.id}")
         self.met(f"signal:{group.id}")
 
@@ -76,8 +80,9 @@ class Context:
         self.index.place(group, rollout, station)
 
     def find(self, rollout_id: str) -> tuple[GroupState, RolloutState] | None:
-        """Return a live rollout and its group. Ids are `<group>.<index>`."""
-        group = self.state.groups.get(rollout_id.rpartition(".")[0])
+        """Return a live rollout and its group. Ids are `<group>.<index>`, of the group it started in."""
+        moved = self.state.moved.get(rollout_id)
+        group = self.state.groups.get(rollout_id.rpartition(".")[0] if moved is None else moved)
         if group is None:
             return None
         for rollout in group.rollouts:
@@ -89,7 +94,7 @@ class Context:
 def origin(name: str) -> str:
     """Return the id of the group or rollout that one of this id draws the tokens of: mostly its own.
 
-    `t000006~1` takes the task of the lost t000006 again.
+    `t000006~1` takes the task of the lost t000006 again; `t000006~late` has the late members of t000006.
     """
     group, tilde, rest = name.partition("~")
     return group + (rest[rest.index(".") :] if tilde and "." in rest else "")

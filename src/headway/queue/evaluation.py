@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from headway.core.notes import EvalEnded, EvalStarted
 from headway.queue import sandboxes
 from headway.queue.admission import request_group
+from headway.queue.choice import Choice
 from headway.queue.rollouts import cancel
 from headway.queue.state import EvalState
 
@@ -59,7 +60,7 @@ def fill(ctx: Context) -> None:
         most = max(1, int(settings.max_share * slots) // settings.rollouts_per_task)
     while evaluation.num_requested < evaluation.num_tasks and ctx.index.num_eval_groups < most:
         evaluation.num_requested += 1
-        request_group(ctx, "eval", evaluation.num_requested - 1)
+        request_group(ctx, "eval", Choice(index=evaluation.num_requested - 1))
 
 
 def exhausted(ctx: Context) -> None:

@@ -1,4 +1,4 @@
-"""A group from its last score to the queue: settlement, signal, the zero-advantage filter.
+"""A group from its last score to the queue: settlement, signal, acceptance.
 
 Advantages freeze when the group settles. A lost member leaves the group (shrink) or voids it (void); it is
 never counted as reward 0.
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Signal
 from headway.core.notes import GroupSettled, Refilled
-from headway.queue import pruning
+from headway.queue import acceptance, choice, oversampling, pruning
 from headway.queue.rollouts import fate_of_loss
 from headway.queue.staleness import judge_queued
 from headway.queue.state import CARRIED, GroupState
@@ -30,7 +30,12 @@ def settle_complete(ctx: Context) -> None:
     for group in ctx.index.done():
         if group.purpose == "eval":
             _settle_eval(ctx, group)
+        elif group.leaving:
+            oversampling.end(ctx, group)
         elif not kept:
+            _settle_train(ctx, group)
+    if state.phase == "running" and not kept:
+        for group in sorted(ctx.index.met.values(), key=lambda group: group.id):
             _settle_train(ctx, group)
 
 
@@ -58,20 +63,26 @@ def _settle_eval(ctx: Context, group: GroupState) -> None:
 def _settle_train(ctx: Context, group: GroupState) -> None:
     state, queue = ctx.state, ctx.settings.queue
     scored = [r for r in group.rollouts if r.station == "scored"]
+    target = group.target or len(group.rollouts)
+    full = len(scored) >= target
     for rollout in group.rollouts:
         if rollout.station == "lost":
-            ctx.settle(rollout, fate_of_loss(rollout), rollout.pruned or "lost")
+            oversampling.settle_lost(ctx, rollout, oversampled=full and target < len(group.rollouts))
+    for rollout in scored[target:]:
+        ctx.settle(rollout, "cancelled", oversampling.REASON)
+    late = [r for r in group.rollouts if r.station not in ("scored", "lost")]
     pruning.report_audits(ctx, scored)
     num_pruned = sum(r.station == "lost" and r.owner == "pruned" for r in group.rollouts)
-    whole = len(scored) == len(group.rollouts) - num_pruned
+    whole = len(scored) >= min(target, len(group.rollouts) - num_pruned)
+    scored = scored[:target]
     if state.phase == "stopping":
         for rollout in scored:
             ctx.settle(rollout, "unused")
         ctx.drop_group(group)
         return
     stale = any(r.owner == "stale" for r in group.rollouts if r.station == "lost")
-    few = len(scored) < min(2, len(group.rollouts))
-    if stale or few or (not whole and queue.on_failed_rollout == "void"):
+    few = len(scored) < min(2, target)
+    if not full and (stale or few or (not whole and queue.on_failed_rollout == "void")):
         for rollout in scored:
             ctx.settle(
                 rollout, "voided", "a member of its group was stale" if stale else "its group lost a member"
@@ -81,12 +92,13 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
         ctx.drop_group(group)
         state.stale_groups += stale
         if whole:
-            _no_signal(ctx, group)
+            _no_signal(ctx, group, "pruned")
         else:
             state.failed_groups += not stale
         return
     state.failed_groups = 0
-    ctx.index.shrink(group, scored)
+    choice.settled(ctx, group, scored)
+    oversampling.split(ctx, group, scored, late)
     ctx.move(group, "signalling")
     rewards = tuple((r.id, r.reward) for r in scored)
     turns = tuple(r.turn_rewards for r in scored)
@@ -97,23 +109,26 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
 def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
     """Advantages are here: queue the group or filter it."""
     ctx.met(f"signal:{group.id}")
-    queue = ctx.settings.queue
     advantages = dict(event.advantages)
     for rollout in group.rollouts:
         rollout.advantage = advantages[rollout.id]
     turns = {name: values for (name, _), values in zip(event.advantages, event.turns, strict=False)}
     for rollout in group.rollouts:
         rollout.turn_advantages = turns.get(rollout.id, ())
-    if ctx.state.phase == "stopping" and ctx.state.outcome not in CARRIED:
+    if group.leaving:
+        oversampling.end(ctx, group)
+    elif ctx.state.phase == "stopping" and ctx.state.outcome not in CARRIED:
         for rollout in group.rollouts:
             ctx.settle(rollout, "unused")
         ctx.drop_group(group)
-    elif queue.drop_zero_advantage and not any(advantages.values()):
+    elif rejection := acceptance.rejection(ctx, group, event):
+        reason, words = rejection
         for rollout in group.rollouts:
-            ctx.settle(rollout, "filtered", "zero advantage")
-        _note_settled(ctx, group, "filtered")
+            ctx.settle(rollout, "filtered", words)
+        _note_settled(ctx, group, "filtered", reason)
         ctx.drop_group(group)
-        _no_signal(ctx, group)
+        choice.dropped(ctx, group)
+        _no_signal(ctx, group, reason)
     else:
         ctx.move(group, "queued")
         for rollout in group.rollouts:
@@ -122,17 +137,19 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
         judge_queued(ctx, group)
 
 
-def _no_signal(ctx: Context, group: GroupState) -> None:
+def _no_signal(ctx: Context, group: GroupState, reason: str) -> None:
     """A group was dropped for lack of signal: its place is filled again, within the budget."""
-    queue = ctx.settings.queue
+    queue, reasons = ctx.settings.queue, ctx.state.filtered_reasons
+    reasons[reason] = reasons.get(reason, 0) + 1
     ctx.state.filtered_groups += 1
     budget = queue.max_refill_batches * queue.batch_groups
     if ctx.state.filtered_groups <= budget:
         ctx.note(Refilled(group.id, ctx.state.filtered_groups, budget))
 
 
-def _note_settled(ctx: Context, group: GroupState, fate: str) -> None:
-    rewards = [r.reward for r in group.rollouts if r.station in ("scored", "queued")]
+def _note_settled(ctx: Context, group: GroupState, fate: str, reason: str = "") -> None:
+    finished = [r for r in group.rollouts if r.station in ("scored", "queued")]
+    rewards = [r.reward for r in finished]
     ctx.note(
         GroupSettled(
             group=group.id,
@@ -144,5 +161,8 @@ def _note_settled(ctx: Context, group: GroupState, fate: str) -> None:
             mean_reward=sum(rewards) / len(rewards) if rewards else 0.0,
             max_reward=max(rewards, default=0.0),
             min_reward=min(rewards, default=0.0),
+            num_solved=choice.num_solved(ctx, finished),
+            source=group.source,
+            reason=reason,  # pyright: ignore[reportArgumentType]
         )
     )

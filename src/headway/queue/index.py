@@ -40,6 +40,7 @@ class Index:
         self.train: dict[Shelf, dict[str, GroupState]] = {shelf: {} for shelf in _SHELVES}
         self.evals: dict[Shelf, dict[str, GroupState]] = {shelf: {} for shelf in _SHELVES}
         self.complete: dict[str, GroupState] = {}  # running, and every rollout scored or lost
+        self.met: dict[str, GroupState] = {}  # running, and as many scored as it needs, but not complete
         self.parked: dict[str, RolloutState] = {}  # rollouts that hold no engine memory
         self.num_running = 0  # train rollouts at station running
         self.busy: dict[str, int] = {}  # rollouts at station running, of any purpose, by replica
@@ -144,6 +145,7 @@ class Index:
             return
         self.num_late -= group.late and group.stage in ADMITTED
         self.complete.pop(group.id, None)
+        self.met.pop(group.id, None)
         if (loaded := self._loaded.pop(group.id, None)) is not None:
             replica, num_rollouts = loaded
             self.load[replica] -= num_rollouts
@@ -151,10 +153,12 @@ class Index:
                 del self.load[replica]
 
     def _look(self, group: GroupState) -> None:
+        self.complete.pop(group.id, None)
+        self.met.pop(group.id, None)
         if all(rollout.station in OVER for rollout in group.rollouts):
             self.complete[group.id] = group
-        else:
-            self.complete.pop(group.id, None)
+        elif 0 < group.target <= sum(rollout.station == "scored" for rollout in group.rollouts):
+            self.met[group.id] = group
 
     def _count(self, group: GroupState, rollout: RolloutState, sign: int) -> None:
         if rollout.station == "running":

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from headway.queue.context import origin
+from headway.queue.context import LATE, origin
 from headway.queue.state import Again
 
 if TYPE_CHECKING:
@@ -72,8 +72,10 @@ def take_again(ctx: Context, group: GroupState) -> None:
 
 
 def ask_again(state: State, group: GroupState) -> None:
-    """Put a group's task in line before all new ones."""
-    state.again.append(Again(origin(group.id), group.index, group.planned))
+    """Put a group's task in line before all new ones; not that of late members, which is their group's."""
+    if group.id.endswith(LATE):
+        return
+    state.again.append(Again(origin(group.id), group.index, group.planned, group.source, group.asked_level))
     state.again.sort(key=lambda again: (again.planned or sys.maxsize, again.group))
 
 

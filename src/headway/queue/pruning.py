@@ -62,7 +62,9 @@ def after_loss(ctx: Context, group: GroupState) -> None:
     queue = ctx.settings.queue
     failed = any(r.station == "lost" and not r.pruned for r in group.rollouts)
     left = sum(r.station != "lost" and not r.pruned for r in group.rollouts)
-    if (failed and queue.on_failed_rollout == "void") or left < min(2, len(group.rollouts)):
+    needed = group.target or len(group.rollouts)
+    void = failed and queue.on_failed_rollout == "void" and left < needed
+    if void or left < min(2, needed):
         for rollout in group.rollouts:
             prune(ctx, group, rollout, "group")
 

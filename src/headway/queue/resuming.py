@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.notes import RolloutRevived
-from headway.queue import guard, rollouts
+from headway.queue import guard, oversampling, rollouts
 from headway.queue.admission import ask_task, start_attempt
 from headway.queue.lost_steps import age, is_lost, plan, take_again
 from headway.queue.recovery import requeue
@@ -48,6 +48,8 @@ def resumed(ctx: Context, event: RunResumed) -> None:
             ctx.drop_group(group)
         elif group.stage == "trained" and group.step <= event.step:
             ctx.drop_group(group)
+        elif group.leaving:
+            oversampling.end(ctx, group)
         else:
             _back(ctx, group)
             lost = (
@@ -93,7 +95,14 @@ def restart(ctx: Context) -> None:
 
 def restart_unfinished(ctx: Context, group: GroupState) -> None:
     """The task of a group from an earlier life is here: go on where each rollout stood."""
+    num_scored = sum(rollout.station == "scored" for rollout in group.rollouts)
+    met = 0 < group.target <= num_scored
     for rollout in group.rollouts:
+        if met and rollout.station != "scored":  # it has what it needs
+            if rollout.station != "lost":
+                rollout.owner, rollout.pending = "cancelled", ""
+                ctx.place(group, rollout, "lost")
+            continue
         if rollout.station == "scored" or (rollout.station == "lost" and rollout.owner != "scheduler"):
             continue
         rollout.pending, rollout.owner = "", ""

@@ -99,6 +99,7 @@ def score(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
 
 def failed(ctx: Context, group: GroupState, rollout: RolloutState, event: RolloutFailed) -> None:
     """An attempt ended without a payload."""
+    rollout.num_tokens = max(rollout.num_tokens, event.num_tokens)
     ctx.met(f"rollout:{rollout.id}")
     cancelling = rollout.pending == "cancelling"
     _settled(ctx, rollout)

@@ -55,6 +55,7 @@ from headway.core.notes import Ignored, Note
 from headway.queue import (
     admission,
     batching,
+    choice,
     concurrency,
     evaluation,
     groups,
@@ -80,6 +81,9 @@ if TYPE_CHECKING:
 
 SECTIONS = (
     "queue",
+    "oversampling",
+    "acceptance",
+    "curriculum",
     "pruning",
     "concurrency",
     "guard",
@@ -334,6 +338,7 @@ class Scheduler:
             ctx.note(Ignored("TaskOffered", str(event.request)))
             return
         again = bool(group.rollouts)
+        choice.offered(ctx, group, event)
         admission.start_group(ctx, group, event.task_id, event.level)
         if again:
             resuming.restart_unfinished(ctx, group)
@@ -345,7 +350,7 @@ class Scheduler:
             return
         ctx.drop_group(group)
         if group.purpose == "train":
-            self.state.exhausted = True
+            choice.exhausted(ctx, group)
         else:
             evaluation.exhausted(ctx)
 

@@ -8,6 +8,12 @@ from typing import Literal
 
 from headway.core.settings import Problem, setting
 from headway.queue.band import ConcurrencySettings
+from headway.queue.entry_settings import (
+    AcceptanceSettings,
+    CurriculumSettings,
+    OversamplingSettings,
+    Source,
+)
 from headway.queue.partial import PartialSettings
 from headway.queue.pruning_settings import PruningSettings
 from headway.queue.recovery import RecoverySettings
@@ -20,6 +26,9 @@ class QueueSettings:
     """Section [queue]: how rollouts are admitted, grouped, accepted and released."""
 
     group_size: int = setting(8, "Rollouts per task; their rewards are compared with one another.", ge=1)
+    group_size_by_level: dict[str, int] = setting(
+        dict, "Other group sizes for tasks of some levels, such as { 3 = 16 }. A batch counts groups.", ge=1
+    )
     batch_size: int = setting(32, "Rollouts per optimizer step; a multiple of group_size.", ge=1)
     bound: int = setting(
         2,
@@ -90,6 +99,10 @@ class QueueSettings:
                 f"batch_size must be a multiple of group_size ({self.group_size})",
                 f"Use {' or '.join(near)}.",
             )
+        for level in self.group_size_by_level:
+            if not level.isdecimal():
+                rule = "the keys of group_size_by_level are levels"
+                yield Problem("group_size_by_level", level, rule, "Use whole numbers, such as { 3 = 16 }.")
         if self.publish_every > self.max_depth + 1:
             yield Problem(
                 "publish_every",
@@ -219,6 +232,10 @@ class SchedulerSettings:
     stop: StopSettings = field(default_factory=StopSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     deadlines: DeadlineSettings = field(default_factory=DeadlineSettings)
+    oversampling: OversamplingSettings = field(default_factory=OversamplingSettings)
+    acceptance: AcceptanceSettings = field(default_factory=AcceptanceSettings)
+    curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
+    sources: tuple[Source, ...] = ()  # empty for the one environment of the run
     seed: int = 0
     temperature: float = 1.0  # of train rollouts
     kv: Literal["keep", "recompute"] = "recompute"  # what replicas do with KV at an update

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from headway.core.settings import Problem, setting
-from headway.queue import lost_steps
+from headway.queue import choice, lost_steps
 from headway.queue.lost_steps import age
 
 if TYPE_CHECKING:
@@ -182,6 +182,7 @@ def judge_queued(ctx: Context, group: GroupState) -> None:
         lost_steps.ask_again(ctx.state, group)
     else:
         ctx.state.stale_groups += 1
+        choice.dropped(ctx, group)
 
 
 def _untrainable(ctx: Context, rollout: RolloutState) -> bool:

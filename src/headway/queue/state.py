@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from headway.core.records import Purpose, VersionSpan
 from headway.queue.band import ConcurrencyState
+from headway.queue.curriculum import PoolState
+from headway.queue.sources import MixState
 from headway.queue.watch import GuardState
 
 # No event tells when an answer is asked for: between a start and its end a rollout is "running", be it in
@@ -72,6 +74,8 @@ class GroupState:
     purpose: Purpose
     request: int
     index: int  # of the task in its split
+    source: str = ""
+    asked_level: int | None = None
     stage: GroupStage = "requested"
     task_id: str = ""
     level: int = 0
@@ -79,6 +83,8 @@ class GroupState:
     lineage: int = 0  # version at the start
     number: int = 0
     rollouts: list[RolloutState] = field(default_factory=list[RolloutState])
+    target: int = 0  # scored rollouts that settle it; those beyond are late
+    leaving: bool = False  # cancelled as oversampled; only its end is awaited
     step: int = 0  # that trained it, for stages training and trained
     planned: int = 0  # step of a lost branch that trained it, and of this one that will, 0 for none
     carried: bool = False  # settled as carried; a resume revives it
@@ -93,6 +99,8 @@ class Again:
     group: str  # id of the group that first took it
     index: int
     planned: int  # as in GroupState
+    source: str = ""
+    asked_level: int | None = None
 
 
 @dataclass(slots=True)
@@ -177,9 +185,13 @@ class State:
     next_batch: int = 0
     groups: dict[str, GroupState] = field(default_factory=dict[str, GroupState])
     requests: dict[int, str] = field(default_factory=dict[int, str])  # request -> group
+    moved: dict[str, str] = field(default_factory=dict[str, str])  # late rollout -> the group it is in now
+    mix: MixState = field(default_factory=MixState)
+    pools: dict[str, PoolState] = field(default_factory=dict[str, PoolState])  # by source
     exhausted: bool = False
 
-    filtered_groups: int = 0  # without signal since the last batch
+    filtered_groups: int = 0  # since the last batch
+    filtered_reasons: dict[str, int] = field(default_factory=dict[str, int])  # of these
     empty_batches: int = 0  # in a row
     failed_groups: int = 0  # in a row
     stale_groups: int = 0  # given up for their age since the last batch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Finish
 from headway.core.notes import Stopping
-from headway.queue import evaluation, rollouts
+from headway.queue import evaluation, oversampling, rollouts
 from headway.queue.state import ACTIVE, CARRIED
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ def finish(ctx: Context) -> None:
     for group in list(state.groups.values()):
         if group.stage == "trained":
             continue
-        if carry and group.purpose == "train":
+        if group.leaving:
+            oversampling.end(ctx, group)
+        elif carry and group.purpose == "train":
             for rollout in group.rollouts:
                 ctx.settle(rollout, "carried")
             group.carried = True

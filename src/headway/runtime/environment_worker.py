@@ -36,6 +36,8 @@ from headway.runtime.tasks import make, offer
 from headway.sandbox.bubblewrap import BubblewrapProvider
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from headway.config.compose import Config
     from headway.runtime.wire import Link
 
@@ -46,17 +48,19 @@ _PROMPTS_CHECKED = 8  # of each split, before anything is generated
 async def serve(job: Job, link: Link) -> None:
     """Build the environment, then run rollouts until told to stop."""
     config = job.config
-    environment = build(config.environment.name, config.environment.args, seed=config.run.seed)
+    environments = build_all(config)
     renderer = Renderer(job.model_dir)
-    check_prompts(environment, renderer, config)
+    check_levels(environments, config)
+    for environment in environments.values():
+        check_prompts(environment, renderer, config)
     provider = BubblewrapProvider(config.sandbox)
-    if environment.needs_sandbox:
+    if any(environment.needs_sandbox for environment in environments.values()):
         await provider.preflight()
     can = expected_capabilities(config)
     engines = {replica: RemoteEngine(at, replica, can) for replica, at in job.generators}
     payloads = PayloadWriter(payload_dir(job.run_dir), f"{job.name}.{job.lineage}.bin")
     host = RolloutHost(
-        environment=environment,
+        environment=environments[""],
         engines=engines,
         renderer=renderer,
         provider=provider,
@@ -66,6 +70,7 @@ async def serve(job: Job, link: Link) -> None:
         limits=generation_limits(config),
         run_id=job.run_id,
         settings=host_settings(config),
+        sources={name: environment for name, environment in environments.items() if name},
     )
     link.send("event", WorkerJoined("environment", job.name))
     async with asyncio.TaskGroup() as tasks:
@@ -74,7 +79,7 @@ async def serve(job: Job, link: Link) -> None:
         syncing = tasks.create_task(_sync(payloads))
         while (message := await link.receive()) is not None and message[0] != "stop":
             if message[0] == "command":
-                _obey(environment, host, link, message[1])
+                _obey(environments, host, link, message[1])
         host.close()
         await running
         syncing.cancel()
@@ -90,19 +95,20 @@ async def _sync(payloads: PayloadWriter) -> None:
         await asyncio.to_thread(payloads.sync)
 
 
-def _obey(environment: Environment, host: RolloutHost, link: Link, command: object) -> None:
+def _obey(environments: Mapping[str, Environment], host: RolloutHost, link: Link, command: object) -> None:
     """Carry out one command; whatever the environment's `task` raises becomes the command's answer."""
     match command:
         case RequestTask():
             try:
-                link.send("event", offer(environment, command))
+                link.send("event", offer(environments, command))
             except Exception as error:
+                environment = environments[command.source]
                 text = f"environment {environment.name} raised {type(error).__name__}: {error}"
                 target = f"{command.split}/{command.index}"
                 link.send("event", CommandRefused("RequestTask", target, text))
         case StartRollout():
             try:
-                task = make(environment, command.task_id)
+                task = make(environments, command.task_id)
             except Exception as error:
                 text, attempt = describe_exception(error), (command.rollout, command.attempt)
                 link.send("event", RolloutFailed(*attempt, "environment", "exception", text))
@@ -110,7 +116,7 @@ def _obey(environment: Environment, host: RolloutHost, link: Link, command: obje
                 host.start(command, task)
         case Score():
             try:
-                task = make(environment, command.task_id)
+                task = make(environments, command.task_id)
             except Exception as error:
                 text, attempt = describe_exception(error), (command.rollout, command.attempt, command.tries)
                 link.send("event", ScoreFailed(*attempt, "exception", text))
@@ -128,6 +134,28 @@ def _obey(environment: Environment, host: RolloutHost, link: Link, command: obje
             host.release(command)
         case _:
             raise TypeError(f"an environment worker cannot {type(command).__name__}")
+
+
+def build_all(config: Config) -> dict[str, Environment]:
+    """Return the run's environments by source; "" is the one that is evaluated."""
+    seed = config.run.seed
+    found = {"": build(config.environment.name, config.environment.args, seed=seed)}
+    for name, source in config.source.items():
+        found[name] = build(source.environment or config.environment.name, source.args, seed=seed)
+    return found
+
+
+def check_levels(environments: Mapping[str, Environment], config: Config) -> None:
+    """Raise EnvironmentSetupError when the curriculum names a level that an environment does not have."""
+    levels = {name: source.levels or config.curriculum.levels for name, source in config.source.items()}
+    for name, wanted in (levels or {"": config.curriculum.levels}).items():
+        key = f"source.{name}.levels" if name and config.source[name].levels else "curriculum.levels"
+        for level in wanted:
+            try:
+                environments[name].task("train", 0, level)
+            except Exception as error:  # the environment's own code may raise anything
+                rule = f"environment {environments[name].name} has no task of level {level}: {error}"
+                raise EnvironmentSetupError(rule, value=list(wanted), key=key) from error
 
 
 def generation_limits(config: Config) -> GenerationLimits:

@@ -24,6 +24,7 @@ from headway.core.errors import HeadwayError, WorkerDiedError
 from headway.core.events import Event, StopAsked
 from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
+from headway.queue.verdict import verdict_function
 from headway.runtime import directory, snapshots
 from headway.runtime.crew import Crew, Death, Worker
 from headway.runtime.job import Job, Role
@@ -147,6 +148,7 @@ class _Life:
             prepared.metrics,
             next_seq=prepared.next_seq,
             advantages=signal_function(prepared.config.algorithm),
+            verdict=verdict_function(prepared.config.acceptance),
             threads=self._threads,
             restart=self._restart,
             save_snapshot=lambda seq: snapshots.write(

@@ -1,6 +1,6 @@
-"""The advantage function in a thread of its own: it may be a user's, and slow.
+"""The advantage function and the user's verdict in a thread of their own: they may be a user's, and slow.
 
-Consumes Signal commands; answers each by GroupSignal, or by CommandRefused when the function raises. The
+Consumes Signal commands; answers each by GroupSignal, or by CommandRefused when a function raises. The
 thread is a daemon: a function that never returns is the scheduler's deadline to find, and holds up no exit.
 """
 
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import queue
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headway.core.events import CommandRefused, Event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from headway.core.commands import Signal
     from headway.core.events import GroupSignal
@@ -25,10 +26,17 @@ class SignalThread:
     Args:
         advantages: what a settled group's rewards make.
         emit: takes the answer; called in this thread.
+        verdict: rewards and sampled tokens of one group in, whether it is kept and why out; None keeps all.
     """
 
-    def __init__(self, advantages: Callable[[Signal], GroupSignal], emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        advantages: Callable[[Signal], GroupSignal],
+        emit: Callable[[Event], None],
+        verdict: Callable[[Sequence[float], Sequence[int]], tuple[bool, str]] | None = None,
+    ) -> None:
         self._advantages = advantages
+        self._verdict = verdict
         self._emit = emit
         self._commands: queue.SimpleQueue[Signal] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="advantages", daemon=True).start()
@@ -42,8 +50,15 @@ class SignalThread:
             self._emit(self._answer(self._commands.get()))
 
     def _answer(self, command: Signal) -> Event:
+        function = "advantage function"
         try:
-            return self._advantages(command)
+            signal = self._advantages(command)
+            if self._verdict is not None:
+                function = "verdict (acceptance.verdict)"
+                rewards = [reward for _, reward in command.rewards]
+                keep, reason = self._verdict(rewards, command.num_tokens)
+                signal = replace(signal, keep=keep, reason=reason)
         except Exception as error:
-            message = f"the advantage function raised {type(error).__name__}: {error}"
+            message = f"the {function} raised {type(error).__name__}: {error}"
             return CommandRefused("Signal", command.group, message)
+        return signal

@@ -15,6 +15,7 @@ from headway.core.errors import ModelError
 from headway.core.events import RunStarted
 from headway.models.checkpoint import resolve, verify
 from headway.models.load import model_facts
+from headway.queue.entry_settings import Source
 from headway.queue.scheduler import Scheduler
 from headway.queue.settings import SchedulerSettings, verify_places
 from headway.runtime import directory
@@ -135,6 +136,13 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
         stop=config.stop,
         checkpoint=config.checkpoint,
         deadlines=config.deadlines,
+        oversampling=config.oversampling,
+        acceptance=config.acceptance,
+        curriculum=config.curriculum,
+        sources=tuple(
+            Source(name, source.weight, source.group_size, source.levels)
+            for name, source in config.source.items()
+        ),
         seed=config.run.seed,
         temperature=config.generator.temperature,
         kv=config.generator.kv_on_update,

@@ -89,6 +89,13 @@ class QueueDepth:
             self._queued.add(group)
             self._changed()
 
+    def split(self, group: str, into: str, rollouts: Iterable[str]) -> None:
+        """Late members of an oversampled group go on as a group of their own."""
+        if group in self._open:
+            self._open[group].difference_update(rollouts)
+        self._open[into] = set(rollouts)
+        self._changed()
+
     def rollout_settled(self, group: str, rollout: str) -> None:
         """A rollout ended."""
         rollouts = self._open.get(group)

@@ -6,6 +6,7 @@ dropped before) is counted apart and breaks nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
@@ -18,7 +19,9 @@ KEPT: frozenset[Fate] = frozenset({"trained", "evaluated", "carried"})  # every 
 
 
 @dataclass(slots=True)
-class _Line:
+class Line:
+    """One rollout in the book."""
+
     purpose: Purpose
     num_ended_tokens: int | None = None  # as RolloutEnded told, None without one
     fate: Fate | None = None
@@ -29,13 +32,13 @@ class Ledger:
     """The book of all rollouts."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, Line] = {}
         self._num_never_started = 0
         self._num_settled_twice = 0
 
     def started(self, rollout: str, purpose: Purpose) -> None:
         """An attempt starts; a rollout enters the book once."""
-        line = self._lines.setdefault(rollout, _Line(purpose))
+        line = self._lines.setdefault(rollout, Line(purpose))
         line.num_ended_tokens = None
 
     def ended(self, rollout: str, num_tokens: int) -> None:
@@ -57,6 +60,10 @@ class Ledger:
         """A settled rollout is back in the queue."""
         if line := self._lines.get(note.rollout):
             line.fate, line.num_tokens = None, 0
+
+    def train_lines(self) -> Iterator[Line]:
+        """Return the lines of train rollouts."""
+        return (line for line in self._lines.values() if line.purpose == "train")
 
     def conservation(self, finished: bool) -> dict[str, object]:
         """Return the conservation keys; `ok` allows open rollouts only while the run is unfinished."""

@@ -23,6 +23,7 @@ from headway.telemetry.run_facts import RunFacts, facts_of
 from headway.telemetry.steps import StepSeries
 from headway.telemetry.summary import summary_of
 from headway.telemetry.tails import Mean, Tails
+from headway.telemetry.tasks import Tasks
 from headway.telemetry.window import TrainingWindow
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class RunMetrics:
         self.window = TrainingWindow()
         self.ledger = Ledger()
         self.groups = Groups(self.facts.solved_reward)
+        self.tasks = Tasks(self.facts.band)
         self.depth = QueueDepth()
         self.pruning = Pruning(self.facts.solved_reward)
         self.partial = Partial()
@@ -191,10 +193,19 @@ class RunMetrics:
                 self.steps.released(note)
                 self.partial.released(note.num_masked_tokens)
                 self.depth.released(note.groups)
+                self.tasks.released(note)
             case notes.EvalEnded():
                 self.steps.eval_ended(t, note)
             case notes.AttemptFailed():
                 self.failed_attempts[note.owner] = self.failed_attempts.get(note.owner, 0) + 1
+            case notes.GroupSplit():
+                self.depth.split(note.group, note.into, note.rollouts)
+            case notes.TaskRetired():
+                self.tasks.retired(note)
+            case notes.TaskReturned():
+                self.tasks.returned(note)
+            case notes.TaskRegressed():
+                self.tasks.regressed(note)
             case notes.Refilled():
                 self.num_refills += 1
             case notes.PruneAudited():
@@ -259,6 +270,7 @@ class RunMetrics:
     def _group_settled(self, note: notes.GroupSettled) -> None:
         decided, zero = self.groups.num_decided, self.groups.num_zero
         self.groups.settled(note)
+        self.tasks.settled(note)
         bucket = self.steps.bucket
         bucket.num_decided_groups += self.groups.num_decided - decided
         bucket.num_zero_groups += self.groups.num_zero - zero
@@ -281,6 +293,7 @@ class RunMetrics:
         self.window.resumed(self.now)
         self.concurrency.skip_to(t)
         self.steps.resumed(event.step)
+        self.tasks.took_back(event.step)
         self.depth.resumed(t)
         self._rollouts.resumed()
         self.outcome, self.message, self.failed = "unfinished", "", False
@@ -289,6 +302,7 @@ class RunMetrics:
         self._lose_steps(note.step)
         self.num_rollbacks += 1
         self.steps.resumed(note.step)
+        self.tasks.took_back(note.step)
         self.depth.rolled_back()
         self._warn(t, "rollback", f"training goes on from step {note.step}: {note.reason}")
 

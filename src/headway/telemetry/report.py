@@ -16,6 +16,7 @@ from rich.text import Text
 from headway.telemetry.driver import OVERHEAD_TARGET
 from headway.telemetry.ledger import FATES, KEPT
 from headway.telemetry.pruning import SOURCES
+from headway.telemetry.report_tasks import acceptance_line, oversampling_lines, task_lines
 from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds, sparkline
 
 WIDTH = 100
@@ -56,6 +57,7 @@ def report_text(summary: Summary, series: Sequence[Mapping[str, Any]]) -> str:
         ("Where a rollout's time went", _latency(summary)),
         ("Staleness of what was trained", _staleness(summary)),
         ("Parked and resumed rollouts", _partial(summary)),
+        ("Tasks", [Text(line) for line in task_lines(summary)]),
         ("Discarded", _discards(summary)),
         ("Evaluation", _evaluation(summary)),
         ("Driver", _driver(summary)),
@@ -232,6 +234,7 @@ def _discards(summary: Summary) -> list[RenderableType]:
     reasons = [f for f in FATES if f not in KEPT and summary[f"rl.discard.{f}.rollouts"]]
     if not reasons:
         return [Text("nothing"), *_pruned(summary)]
+    more = [Text(line) for line in (*oversampling_lines(summary), *acceptance_line(summary))]
     table = _table("reason", "rollouts", "tokens")
     for reason in reasons:
         rollouts, tokens = (summary[f"rl.discard.{reason}.{what}"] for what in ("rollouts", "tokens"))
@@ -241,7 +244,7 @@ def _discards(summary: Summary) -> list[RenderableType]:
         f"{percent(summary['rl.discard.rollout_fraction'])} of the settled train rollouts, "
         f"{percent(summary['rl.discard.token_fraction'])} of their sampled tokens"
     )
-    return [table, Text(shares), *_pruned(summary)]
+    return [table, Text(shares), *more, *_pruned(summary)]
 
 
 def _partial(summary: Summary) -> list[RenderableType]:

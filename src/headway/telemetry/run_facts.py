@@ -18,6 +18,7 @@ class RunFacts:
 
     bound: int | None = None  # staleness bound in steps
     solved_reward: float = SOLVED_REWARD  # a rollout is solved from this reward on
+    band: tuple[float, float] | None = None  # of solve rates that the curriculum aims at
     stop_steps: int | None = None  # optimizer steps after which the run ends, None for no limit
     stop_wall_s: float | None = None
     usd_per_hour: float | None = None
@@ -61,9 +62,11 @@ def facts_of(header: JournalHeader) -> RunFacts:
     """
     stop = _section(header.queue, "stop")
     solved = _section(header.config, "telemetry").get("solved_reward", SOLVED_REWARD)
+    curriculum = _section(header.queue, "curriculum")
     return RunFacts(
         bound=_section(header.queue, "queue").get("bound"),
         solved_reward=solved,
+        band=(curriculum["band_low"], curriculum["band_high"]) if curriculum.get("levels") else None,
         stop_steps=stop.get("steps") or None,
         stop_wall_s=stop.get("wall_s") or None,
         usd_per_hour=header.prices.get("usd_per_hour"),

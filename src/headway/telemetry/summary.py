@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from headway.core.facts import MFU_CONVENTION
+from headway.telemetry.oversampling import oversampling_of
 from headway.telemetry.tails import course, histogram, ratio
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def summary_of(metrics: RunMetrics) -> dict[str, Any]:
         **metrics.ledger.discards(),
         **metrics.pruning.summary(metrics.tokens.summary()["mean"]),
         **metrics.partial.summary(),
+        **oversampling_of(metrics.ledger.train_lines()),
         **metrics.groups.summary(),
+        **metrics.tasks.summary(),
         **_rollouts(metrics),
         **_reward_metrics(metrics),
         **_loss(metrics),
