@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,9 @@ from headway.core.clock import stopwatch
 
 HERE = Path(__file__).parent
 BATCH = 64  # of examples/tiny.toml
-BINS = 20  # of the curve over samples
+BIN_SAMPLES = 2 * BATCH  # of the curve over samples
+BIN_SLICES = 3  # of the curve over time
+DIGITS = 4
 CLAIM = 0.05  # bound 8 with the default correction is to be so near to sync, of sync's reward
 BASE = (
     "stop.wall_s=0",
@@ -69,19 +70,19 @@ MODES: dict[str, tuple[str, ...]] = {
 }
 
 
-def curve_by_samples(run: TinyRun, samples: int) -> list[float | None]:
-    """Return the mean reward in each of BINS equal parts of the trained samples."""
-    sums = [[0, 0.0] for _ in range(BINS)]
+def curve_by_samples(run: TinyRun, bin_samples: float) -> list[float | None]:
+    """Return the mean reward in each part of the trained samples."""
+    sums = [[0, 0.0] for _ in range(int(run.by_step[-1][0] / bin_samples) + 1)]
     for trained, number, total in run.by_step[:-1]:
-        place = sums[min(BINS - 1, trained * BINS // samples)]
+        place = sums[int(trained / bin_samples)]
         place[0] += number
         place[1] += total
     return [total / number if number else None for number, total in sums]
 
 
-def curve_by_time(run: TinyRun, slices: int) -> list[float | None]:
-    """Return the mean reward of each `slices` slices of time that follow one another."""
-    parts = [run.by_time[at : at + slices] for at in range(0, len(run.by_time), slices)]
+def curve_by_time(run: TinyRun) -> list[float | None]:
+    """Return the mean reward in each BIN_SLICES slices of time that follow one another."""
+    parts = [run.by_time[at : at + BIN_SLICES] for at in range(0, len(run.by_time), BIN_SLICES)]
     numbers = [sum(number for number, _ in part) for part in parts]
     return [
         sum(total for _, total in part) / number if number else None
@@ -95,8 +96,13 @@ def over_seeds(curves: list[list[float | None]]) -> list[tuple[float, float | No
     for place in range(min(map(len, curves))):
         values = [value for curve in curves if (value := curve[place]) is not None]
         found = interval(values) if len(values) == len(curves) else None
-        points.append(None if found is None else tuple(found))
+        points.append(None if found is None else rounded(found))
     return points
+
+
+def rounded(found: Interval) -> tuple[float, float | None]:
+    """Return mean and half as they are kept."""
+    return round(found.mean, DIGITS), None if found.half is None else round(found.half, DIGITS)
 
 
 def paired(mode: list[TinyRun], sync: list[TinyRun], value: str) -> Interval:
@@ -111,7 +117,7 @@ def mean_of(runs: list[TinyRun], key: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def result_of(runs: list[TinyRun], steps: int, slices: int) -> dict[str, object]:
+def result_of(runs: list[TinyRun], steps: int) -> dict[str, object]:
     """Return everything that is kept, from the runs of all modes."""
     by_mode = {mode: [run for run in runs if run.mode == mode] for mode in MODES}
     sync = by_mode["sync"]
@@ -131,12 +137,20 @@ def result_of(runs: list[TinyRun], steps: int, slices: int) -> dict[str, object]
             "clipped": mean_of(found, "clipped"),
             "parked": mean_of(found, "parked"),
             "oversampled": mean_of(found, "oversampled"),
-            "seconds": interval([run.summary["window_s"] or math.nan for run in found]),
+            "trained": sum(run.by_step[-1][0] for run in found) / len(found),
+            "seconds": mean_of(found, "window_s"),
             "ended_early": sum(run.outcome != "steps" for run in found),
-            "reward_by_samples": over_seeds([curve_by_samples(run, steps * BATCH) for run in found]),
-            "reward_by_time": over_seeds([curve_by_time(run, slices) for run in found]),
+            "reward_by_samples": over_seeds([curve_by_samples(run, BIN_SAMPLES) for run in found]),
+            "reward_by_time": over_seeds([curve_by_time(run) for run in found]),
         }
-    return {"steps": steps, "batch": BATCH, "slice_s": slices * SLICE_S, "modes": modes, "claim": claim(modes)}
+    return {
+        "steps": steps,
+        "batch": BATCH,
+        "bin_samples": BIN_SAMPLES,
+        "bin_s": BIN_SLICES * SLICE_S,
+        "modes": modes,
+        "claim": claim(modes),
+    }
 
 
 def claim(modes: dict[str, Any]) -> dict[str, object] | None:
@@ -174,7 +188,7 @@ def table(result: dict[str, Any]) -> str:
             Interval(*mode["mean_reward"]).text(),
             Interval(*mode["held_out"]).text(),
             f"{100 * (mode['discarded'] or 0.0):.0f} %",
-            f"{mode['seconds'][0]:.1f}",
+            f"{mode['seconds']:.1f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     found = result["claim"]
@@ -186,6 +200,41 @@ def table(result: dict[str, Any]) -> str:
             f"Final reward of bound 8 with the default loss against sync: {100 * found['relative']:+.1f}{width} %.",
         ]
     return "\n".join(lines)
+
+
+def make_missing(
+    kept: Kept, config: Path, settings: dict[str, list[str]], seeds: int, minutes: float
+) -> list[TinyRun]:
+    """Make the runs that are not kept yet, all modes of a seed before the next seed.
+
+    Args:
+        kept: where finished runs are found and put.
+        config: the file that all modes change.
+        settings: mode to its overrides.
+        seeds: how many, from 0.
+        minutes: after which no run is begun; 0 for no limit.
+    """
+    began, runs, missing = stopwatch(), list[TinyRun](), 0
+    for seed in range(seeds):
+        for mode, overrides in settings.items():
+            run = kept.find(mode, seed, overrides)
+            if run is None and minutes and stopwatch() - began > 60 * minutes:
+                missing += 1
+                continue
+            if run is None:
+                start = stopwatch()
+                run = kept.make(config, mode, seed, overrides)
+                held_out, age = run.summary["held_out"], run.summary["token_staleness"] or 0.0
+                print(
+                    f"seed {seed}, {mode}: final reward {run.final_reward:.3f}, held-out "
+                    f"{'-' if held_out is None else f'{held_out:.3f}'}, tokens {age:.2f} steps old, "
+                    f"ended by {run.outcome}, {stopwatch() - start:.0f} s",
+                    flush=True,
+                )
+            runs.append(run)
+    if missing:
+        print(f"{missing} runs are missing; start again to make them")
+    return runs
 
 
 def main() -> None:
@@ -204,36 +253,16 @@ def main() -> None:
     if options.table:
         print(table(json.loads((HERE / "results" / "learning.json").read_text())["result"]))
         return
-    began, kept, missing = stopwatch(), Kept(options.out.resolve()), 0
+    base = [*BASE, f"stop.steps={options.steps}"]
     names = options.modes.split(";") if options.modes else list(MODES)
-    runs: list[TinyRun] = []
-    for seed in range(options.seeds):
-        for mode in names:
-            settings = [*BASE, f"stop.steps={options.steps}", *MODES[mode], *options.set]
-            run = kept.find(mode, seed, settings)
-            if run is None and options.minutes and stopwatch() - began > 60 * options.minutes:
-                missing += 1
-                continue
-            if run is None:
-                start = stopwatch()
-                run = kept.make(options.config, mode, seed, settings)
-                took = stopwatch() - start
-                print(
-                    f"seed {seed}, {mode}: final reward {run.final_reward:.3f}, held-out "
-                    f"{run.summary['held_out']:.3f}, tokens {run.summary['token_staleness']:.2f} steps old, "
-                    f"{run.outcome}, {took:.0f} s",
-                    flush=True,
-                )
-            runs.append(run)
-    result = result_of(runs, options.steps, slices=4)
-    plain = json.loads(json.dumps(result))
+    settings = {mode: [*base, *MODES[mode], *options.set] for mode in names}
+    runs = make_missing(Kept(options.out.resolve()), options.config, settings, options.seeds, options.minutes)
+    plain = json.loads(json.dumps(result_of(runs, options.steps)))
     print(table(plain))
     if options.plot:
         from learning_plot import draw
 
         draw(plain, HERE.parent / "docs" / "learning.svg")
-    if missing:
-        print(f"{missing} runs are missing; start again to make them")
     keep("learning", plain)
 
 

@@ -30,9 +30,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
     with pyplot.rc_context(style):
         figure, (samples, seconds) = pyplot.subplots(1, 2, figsize=(11, 4.6), sharey=True)
         for colour, (name, mode) in zip(COLOURS, result["modes"].items(), strict=False):
-            bin_samples = result["bin_samples"]
-            _line(samples, mode["reward_by_samples"], bin_samples, colour, name, result["reward_at_start"])
-            _line(seconds, mode["reward_by_time"], result["slice_s"], colour, name, None)
+            _line(samples, mode["reward_by_samples"], result["bin_samples"], colour, name)
+            _line(seconds, mode["reward_by_time"], result["bin_s"], colour, name)
         samples.set_xlabel("rollouts trained")
         seconds.set_xlabel("seconds of training")
         samples.set_ylabel("mean reward of the train rollouts")
@@ -49,9 +48,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         pyplot.close(figure)
 
 
-def _line(
-    axes: Axes, curve: list[list[float] | None], width: float, colour: str, name: str, start: float | None
-) -> None:
+def _line(axes: Axes, curve: list[list[float] | None], width: float, colour: str, name: str) -> None:
     """Draw means at the middles of their bins; a band where there is an interval."""
     points = [((place + 0.5) * width, *point) for place, point in enumerate(curve) if point is not None]
     if not points:

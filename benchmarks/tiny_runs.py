@@ -40,6 +40,7 @@ class TinyRun:
             rollback took back are in it too.
         by_time: (rollouts scored, sum of their rewards) in each slice of SLICE_S seconds since the first
             train rollout began.
+        nonfinite_at: the first step taken whose loss or gradient was not finite, from 1; None for none.
     """
 
     mode: str
@@ -49,6 +50,7 @@ class TinyRun:
     summary: dict[str, float | None]
     by_step: list[tuple[int, int, float]]
     by_time: list[tuple[int, float]]
+    nonfinite_at: int | None = None
 
     @property
     def mean_reward(self) -> float:
@@ -104,7 +106,9 @@ class Kept:
 
     def find(self, mode: str, seed: int, settings: Sequence[str]) -> TinyRun | None:
         """Return the run of these settings, None when it was not made yet."""
-        same = (run for run in self.all() if (run.mode, run.seed, run.settings) == (mode, seed, list(settings)))
+        same = (
+            run for run in self.all() if (run.mode, run.seed, run.settings) == (mode, seed, list(settings))
+        )
         return next(same, None)
 
     def make(self, config: Path, mode: str, seed: int, settings: Sequence[str]) -> TinyRun:
@@ -137,6 +141,7 @@ def read_run(run_dir: Path, mode: str, seed: int, settings: Sequence[str]) -> Ti
     batches: dict[int, int] = {}
     by_step: list[list[float]] = [[0, 0, 0.0]]
     by_time: list[list[float]] = []
+    nonfinite_at: int | None = None
     for entry in read_journal(run_dir).entries():
         batches |= {note.batch: note.num_rollouts for note in entry.notes if isinstance(note, BatchReleased)}
         for command in entry.commands:
@@ -145,6 +150,8 @@ def read_run(run_dir: Path, mode: str, seed: int, settings: Sequence[str]) -> Ti
                 train.add(command.rollout)
         event = entry.event
         if isinstance(event, StepEnded):
+            if event.metrics.get("nonfinite", 0.0) and nonfinite_at is None:
+                nonfinite_at = len(by_step)
             by_step.append([by_step[-1][0] + batches[event.batch], 0, 0.0])
         elif isinstance(event, Scored) and event.rollout in train and began is not None:
             number = int((entry.t - began) / SLICE_S)
@@ -155,7 +162,8 @@ def read_run(run_dir: Path, mode: str, seed: int, settings: Sequence[str]) -> Ti
     picked = {name: _find(summary, key) for name, key in KEYS.items()}
     steps = [(int(trained), int(number), total) for trained, number, total in by_step]
     times = [(int(number), total) for number, total in by_time]
-    return TinyRun(mode, seed, list(settings), str(summary["outcome"]), picked, steps, times)
+    outcome = str(summary["outcome"])
+    return TinyRun(mode, seed, list(settings), outcome, picked, steps, times, nonfinite_at)
 
 
 def _find(summary: dict[str, Any], key: str) -> float | None:
