@@ -25,7 +25,12 @@ DASHED = "uncorrected"
 def draw(result: dict[str, Any], path: Path) -> None:
     """Write the curves of a result as `learning.py` keeps it to an SVG file."""
     # Text stays text, and equal results give equal files.
-    style = {"svg.fonttype": "none", "svg.hashsalt": "headway", "font.size": 10, "text.color": INK}
+    style: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "headway",
+        "font.size": 10,
+        "text.color": INK,
+    }
     style |= {"axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
     with pyplot.rc_context(style):
         figure, (samples, seconds) = pyplot.subplots(1, 2, figsize=(11, 4.6), sharey=True)

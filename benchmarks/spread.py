@@ -45,7 +45,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """Invert the distribution of Student's t for a probability of at least 0.5, to about 1e-6.
+    """Invert the distribution of Student's t for a probability of at least 0.5, to about 1e-10.
 
     >>> round(t_quantile(0.975, 4), 4), round(t_quantile(0.975, 2), 4), round(t_quantile(0.975, 1), 3)
     (2.7764, 4.3027, 12.706)

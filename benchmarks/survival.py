@@ -1,15 +1,17 @@
 """How many steps a hostile setting survives: with nothing, with correction, with the guard, with both.
 
-    python benchmarks/survival.py [--seeds 3] [--steps 80] [--out runs/bench-survival] [--minutes 0]
+    python benchmarks/survival.py [--seeds 3] [--steps 60] [--out runs/bench-survival] [--minutes 0]
     python benchmarks/survival.py --table                 the kept result as Markdown
 
-Hostile: five times the tiny model's learning rate, and versions published every 8 steps with bound 8, so that
-tokens are four steps old in the mean, and AdamW moves far in each of these steps.
+Hostile: versions are published every 8 steps with bound 8, so that tokens are four steps old in the mean, and
+the tiny model's learning rate is multiplied by five (far in each of these steps, a slow decay) or by ten (too
+far to learn at all: gone within the first version). Each of the two in four variants, all in turns:
 
 - nothing: -A log pi (uncorrected.py), guard off.
 - correction: the default loss, which clips the ratio to the policy that sampled each token.
 - guard: nothing else, and `guard.action = "rollback"`: an alarm takes the trainer back to a checkpoint from
-  before it, with a third of the learning rate.
+  before it, with 0.3 of the learning rate. It has a limit of its own, `min_reward`, below the reward that
+  the model starts with, for the collapse comes before a baseline is there.
 - both.
 
 A run has collapsed at the first step taken from which the reward, a mean over the rollouts of 5 steps, stays
@@ -33,21 +35,29 @@ from spread import Interval, interval
 from tiny_runs import Kept, TinyRun
 
 WINDOW = 5  # steps that a reward is a mean of
-HOSTILE = (*stale(8), "trainer.learning_rate=1.5e-3")
+HOSTILE = {
+    "x5": (*stale(8), "trainer.learning_rate=1.5e-3"),
+    "x10": (*stale(8), "trainer.learning_rate=3e-3"),
+}
 GUARD = (
     "guard.action=rollback",
     "guard.window=3",
     "guard.baseline=12",
+    "guard.min_reward=0.12",
     "guard.rollback_lr_scale=0.3",
     "guard.max_rollbacks=4",
     "checkpoint.every_steps=4",
     "checkpoint.keep=8",
 )
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "nothing": (*HOSTILE, *UNCORRECTED),
-    "correction": HOSTILE,
-    "guard": (*HOSTILE, *UNCORRECTED, *GUARD),
-    "both": (*HOSTILE, *GUARD),
+    f"{name}, {variant}": (*hostile, *more)
+    for name, hostile in HOSTILE.items()
+    for variant, more in (
+        ("nothing", UNCORRECTED),
+        ("correction", ()),
+        ("guard", (*UNCORRECTED, *GUARD)),
+        ("both", GUARD),
+    )
 }
 
 
@@ -83,7 +93,6 @@ def result_of(runs: list[TinyRun], steps: int) -> dict[str, object]:
             continue
         falls = [collapsed_at(run) for run in found]
         taken = [len(run.by_step) - 1 for run in found]
-        held_out = [value for run in found if (value := run.summary["held_out"]) is not None]
         variants[name] = {
             "seeds": [run.seed for run in found],
             "collapsed_at": falls,
@@ -93,7 +102,7 @@ def result_of(runs: list[TinyRun], steps: int) -> dict[str, object]:
             ),
             "best_reward": interval([max(value or 0.0 for value in smoothed(run)) for run in found]),
             "final_reward": interval([run.final_reward for run in found]),
-            "held_out": interval(held_out) if held_out else None,
+            "held_out": interval([run.held_out for run in found]),
             "rollbacks": [run.summary["rollbacks"] for run in found],
             "outcomes": dict(Counter(run.outcome for run in found)),
         }
@@ -103,19 +112,20 @@ def result_of(runs: list[TinyRun], steps: int) -> dict[str, object]:
 def table(result: dict[str, Any]) -> str:
     """Return a kept result as Markdown."""
     lines = [
-        "| | Collapsed at step, by seed | Steps survived | Best reward | Reward at the end "
+        "| Learning rate, variant | Survived, of steps taken, by seed | Best reward | Reward at the end "
         "| Held-out, final weights | Rollbacks | Ended by |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, found in result["variants"].items():
-        held_out = found["held_out"]
         cells = [
             name,
-            ", ".join("never" if step is None else str(step) for step in found["collapsed_at"]),
-            Interval(*found["survived"]).text(0),
+            ", ".join(
+                f"all {taken}" if step is None else f"{step - 1} of {taken}"
+                for step, taken in zip(found["collapsed_at"], found["steps_taken"], strict=True)
+            ),
             Interval(*found["best_reward"]).text(2),
             Interval(*found["final_reward"]).text(2),
-            "-" if held_out is None else Interval(*held_out).text(2),
+            Interval(*found["held_out"]).text(2),
             ", ".join(f"{number:g}" for number in found["rollbacks"]),
             ", ".join(f"{outcome} {number}" for outcome, number in found["outcomes"].items()),
         ]
@@ -127,7 +137,7 @@ def main() -> None:
     """Make the runs that are missing, print, keep."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--config", type=Path, default=HERE.parent / "examples" / "tiny.toml")
     parser.add_argument("--out", type=Path, default=Path("runs/bench-survival"))
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no run after this; 0 for no limit")

@@ -58,6 +58,11 @@ class TinyRun:
         return sum(total for _, _, total in self.by_step) / sum(number for _, number, _ in self.by_step)
 
     @property
+    def held_out(self) -> float:
+        """Of the final weights on held-out tasks; 0 where the run was not evaluated."""
+        return self.summary["held_out"] or 0.0
+
+    @property
     def final_reward(self) -> float:
         """Of the train rollouts that were scored while the last quarter of the samples was trained."""
         start = (1 - FINAL_SHARE) * self.by_step[-1][0]
