@@ -1,6 +1,6 @@
 """How many steps a hostile setting survives: with nothing, with correction, with the guard, with both.
 
-    python benchmarks/survival.py [--seeds 3] [--steps 60] [--out runs/bench-survival] [--minutes 0]
+    python benchmarks/survival.py [--seeds 3] [--steps 80] [--out runs/bench-survival] [--minutes 0]
     python benchmarks/survival.py --table                 the kept result as Markdown
 
 Hostile: versions are published every 8 steps with bound 8, so that tokens are four steps old in the mean, and
@@ -137,7 +137,7 @@ def main() -> None:
     """Make the runs that are missing, print, keep."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--config", type=Path, default=HERE.parent / "examples" / "tiny.toml")
     parser.add_argument("--out", type=Path, default=Path("runs/bench-survival"))
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no run after this; 0 for no limit")
