@@ -39,6 +39,7 @@ BATCH = 64  # of examples/tiny.toml
 BIN_SAMPLES = 2 * BATCH  # of the curve over samples
 BIN_SLICES = 3  # of the curve over time
 DIGITS = 4
+PICTURE = "![Mean reward against rollouts trained and against seconds, for each mode](learning.svg)"
 CLAIM = 0.05  # bound 8 with the default correction is to be so near to sync, of sync's reward
 BASE = (
     "stop.wall_s=0",
@@ -261,6 +262,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.table:
         print(table(json.loads((HERE / "results" / "learning.json").read_text())["result"]))
+        print(f"\n{PICTURE}")
         return
     base = [*BASE, f"stop.steps={options.steps}"]
     names = options.modes.split(";") if options.modes else list(MODES)
