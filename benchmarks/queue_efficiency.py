@@ -4,7 +4,7 @@ A small model with random weights, real processes, one thread for each side. Rol
 wait for a tool after each answer; the waits are lognormal, so a few rollouts take many times the mean.
 In turns:
 
-- generate: nothing is trained; rollouts scored a second once the pool is full: the pure generation rate.
+- generate: nothing is trained; answers a second once the engine is full: the pure generation rate.
 - sync, async, partial: the loop with bound 0, with bound 4, and with bound 4 and stragglers set aside. Each
   also tells its pure training rate: rollouts trained by the seconds that the trainer computed and published.
 
@@ -21,11 +21,12 @@ from pathlib import Path
 from statistics import median
 
 from headway.core.commands import Train
-from headway.core.events import Scored, StepEnded, VersionPublished
+from headway.core.events import Scored, StepEnded, TurnEnded, VersionPublished
 from headway.models.tiny import write_tokenizer
 from headway.telemetry.journal import read_journal
 
 GENERATE_S, LOOP_S, WARM_S = 30.0, 60.0, 12.0  # seconds after the first score; the first WARM_S are left out
+TURNS = 3  # answers of a rollout
 START_S = 12.0  # for the processes to come up
 MODES: dict[str, dict[str, object]] = {
     "sync": {"queue.bound": 0},
@@ -44,13 +45,13 @@ path = "{model}"
 
 [environment]
 name = "{environment}"
-args = {{ tool_s = {tool_s}, sigma = 1.5, answer_tokens = 32 }}
+args = {{ tool_s = {tool_s}, sigma = 1.5, answer_tokens = 16 }}
 rollout_timeout_s = 600
 
 [generator]
 max_running = 128
 max_context_tokens = 256
-max_answer_tokens = 32
+max_answer_tokens = 16
 threads = 1
 
 [queue]
@@ -96,10 +97,13 @@ def run(config: Path, folder: Path, name: str, overrides: dict[str, object]) -> 
 
 
 def generation_rate(run_dir: Path) -> float:
-    """Return rollouts scored a second between the warm-up and the end of the run."""
-    times = [entry.t for entry in read_journal(run_dir).entries() if isinstance(entry.event, Scored)]
-    begin, end = times[0] + WARM_S, GENERATE_S + times[0]
-    return sum(begin <= t < end for t in times) / (end - begin)
+    """Return rollouts that the engine could make a second: answers a second by answers of a rollout.
+
+    Answers tell the engine's rate as soon as it is full; a rollout's end comes much later.
+    """
+    times = [entry.t for entry in read_journal(run_dir).entries() if isinstance(entry.event, TurnEnded)]
+    begin, end = times[0] + WARM_S, times[-1]
+    return sum(begin <= t < end for t in times) / (end - begin) / TURNS
 
 
 def loop_rates(run_dir: Path) -> tuple[float, float]:
@@ -131,11 +135,10 @@ def efficiency(rounds: int = 3, tool_s: float = 0.5, batch: int = 32) -> dict[st
         folder = Path(name)
         model = make_model(folder / "model")
         config = folder / "slow.toml"
-        config.write_text(
-            CONFIG.format(model=model, environment=environment, tool_s=tool_s, batch=batch)
-        )
+        config.write_text(CONFIG.format(model=model, environment=environment, tool_s=tool_s, batch=batch))
         for number in range(rounds):
-            pool: dict[str, object] = {"queue.batch_size": 8192, "queue.bound": 1, "queue.max_running_rollouts": 512}
+            pool: dict[str, object] = {"queue.batch_size": 8192, "queue.bound": 1}
+            pool["queue.max_running_rollouts"] = 256
             wall = {"stop.wall_s": START_S + GENERATE_S}
             generated = run(config, folder, f"generate-{number}", pool | wall)
             generate = generation_rate(generated)

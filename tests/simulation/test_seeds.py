@@ -28,8 +28,17 @@ def play_all(seeds: range) -> tuple[Counter[str], Counter[str]]:
 
 def test_a_hundred_seeds_keep_every_invariant_and_meet_every_end() -> None:
     outcomes, fates = play_all(range(100))
-    assert set(outcomes) >= {"steps", "no_signal", "failed"}
-    assert set(fates) >= {"trained", "filtered", "stale", "voided", "stopped", "carried", "evaluated"}
+    assert set(outcomes) >= {"steps", "no_signal", "guard", "failed"}
+    assert set(fates) >= {
+        "trained",
+        "filtered",
+        "pruned",
+        "stale",
+        "voided",
+        "stopped",
+        "carried",
+        "evaluated",
+    }
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ that it came from; when that connection closes, its requests are aborted.
 To start a generator that died anew: the same Job with the next epoch, once the old process is gone. It
 listens at the same address before it says ReplicaJoined, and environment workers connect by themselves. Until
 then their requests end as lost, and their rollouts park themselves (RolloutParked, engine_lost) with the
-tokens they have. It begins with version 0 of the model; the driver's ApplyVersion brings the present one.
+tokens they have. It begins with version 0 of the model; the driver's ApplyVersion brings the present one, and
+requests that are there before that wait until the driver says that the replica is usable.
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ async def serve(job: Job, link: Link) -> None:
     engine = await asyncio.to_thread(build_engine, job.model_dir, job.config, job.name, job.lineage)
     engine.set_threads(job.threads)
     max_running = engine.capabilities().max_running
-    async with asyncio.TaskGroup() as tasks, serve_peers(engine, job.address, tasks):
+    usable = asyncio.Event()
+    if job.epoch == 0:
+        usable.set()
+    async with asyncio.TaskGroup() as tasks, serve_peers(engine, job.address, tasks, usable):
         link.send("event", ReplicaJoined(job.name, job.epoch, job.lineage, 0, max_running))
         load = tasks.create_task(_tell_load(engine, job, link))
         while (message := await link.receive()) is not None and message[0] != "stop":
             if message[0] == "threads":
                 engine.set_threads(message[1])
+            elif message[0] == "usable":
+                usable.set()
             else:
                 await _apply(engine, job, message[1], link)
         load.cancel()
@@ -91,12 +97,14 @@ async def _tell_load(engine: Engine, job: Job, link: Link) -> None:
 
 
 @asynccontextmanager
-async def serve_peers(engine: Engine, at: str, tasks: asyncio.TaskGroup) -> AsyncGenerator[None]:
-    """Listen at an address, and serve whoever connects until the body is left."""
+async def serve_peers(
+    engine: Engine, at: str, tasks: asyncio.TaskGroup, usable: asyncio.Event | None = None
+) -> AsyncGenerator[None]:
+    """Listen at an address, and serve whoever connects, once it is usable, until the body is left."""
     helpers: set[asyncio.Task[None]] = set()
 
     def met(peer: Link) -> None:
-        helper = tasks.create_task(_serve_peer(engine, peer))
+        helper = tasks.create_task(_serve_peer(engine, peer, usable))
         helpers.add(helper)
         helper.add_done_callback(helpers.discard)
 
@@ -109,7 +117,9 @@ async def serve_peers(engine: Engine, at: str, tasks: asyncio.TaskGroup) -> Asyn
             helper.cancel()
 
 
-async def _serve_peer(engine: Engine, peer: Link) -> None:
+async def _serve_peer(engine: Engine, peer: Link, usable: asyncio.Event | None) -> None:
+    if usable is not None:
+        await usable.wait()
     open_requests: set[str] = set()
 
     async def answer(request: GenerateRequest) -> None:

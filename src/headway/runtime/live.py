@@ -113,6 +113,7 @@ class LiveDriver:
         self._say = say
         self._links: dict[str, Link] = {}
         self._environments: list[str] = []
+        self._unusable: set[str] = set()  # generators that came back and may not answer yet
         self._owner: dict[str, str] = {}  # rollout -> environment worker
         self._generating: set[str] = set()  # rollouts that may ask for tokens
         self._training = False
@@ -124,6 +125,8 @@ class LiveDriver:
 
     def connect(self, role: str, name: str, link: Link) -> None:
         """Make a worker reachable; one of a known name takes the place of one that died."""
+        if role == "generator" and name in self._links:
+            self._unusable.add(name)
         self._links[name] = link
         self._given = (0, 0)  # it knows of no threads yet
         if role == "environment" and name not in self._environments:
@@ -166,6 +169,7 @@ class LiveDriver:
             self._save_snapshot(entry.seq)
         for command in commands:
             self._obey(command)
+        self._open_replicas()
         self._share_cores(event)
         for note in notes:
             if isinstance(note, RolloutSettled):
@@ -228,6 +232,14 @@ class LiveDriver:
 
     def _send(self, name: str, command: Command) -> None:
         self._links[name].send("command", command)
+
+    def _open_replicas(self) -> None:
+        """Let a generator that came back answer once it holds the weights that the scheduler wants."""
+        for name in list(self._unusable):
+            replica = self._scheduler.state.replicas.get(name)
+            if replica is not None and replica.usable and not replica.down:
+                self._unusable.discard(name)
+                self._links[name].send("usable")
 
     def _share_cores(self, event: Event) -> None:
         """Give one side all cores while the other one has nothing to compute."""

@@ -164,8 +164,8 @@ def test_progress_lines_of_a_run(kit):
     text = "\n".join(lines)
     assert "evaluation of version 0: 0.250, pass@1 0%, 1 rollouts" in text
     assert (
-        "evaluation of version 2: 0.750 (+0.500 since version 0), 1 rollouts, 1 failed and not counted"
-        in text
+        "evaluation of version 2: 0.750 (+0.500 since version 0), pass@1 0%, 1 rollouts, 1 failed and not "
+        "counted" in text
     )
     assert "stopping (steps): 2 steps are done" in text
     assert "finished (steps) after 40.0s: 2 steps are done" in text
