@@ -53,7 +53,7 @@ bench-decode: setup ## the engine against transformers' generate; the last line 
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/decode.py $(ARGS)
 
 bench-queue: setup ## the queue's cost per event, 10,000 rollouts at once, the loop against its bounds; JSON last
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/queue.py $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/whole_queue.py $(ARGS)
 
 bench-learning: setup ## what staleness and correction do to learning, over seeds; goes on where it was; JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/learning.py $(ARGS)

@@ -364,6 +364,25 @@ async def test_a_cancelled_rollout_ends_wherever_it_waits(stage, engine, rollout
         await s.until(RolloutFailed, 2)
 
 
+async def test_a_cancelled_rollout_says_how_many_tokens_it_had_sampled(stage, engine):
+    """Those of the answer that was cut off included: what oversampling threw away is told by them."""
+    engine.answers = ["abcdef<|im_end|>", "a long answer<|im_end|>"]
+    engine.pause_at["r1.1.1"] = 3
+
+    async def two_turns(chat, sandbox):
+        await chat.say([Message("user", "hi")])
+        await chat.say([Message("user", "more")])
+
+    async with stage(two_turns) as s:
+        s.start()
+        ended = await s.until(TurnEnded)
+        while not engine.paused:
+            await asyncio.sleep(0)
+        s.host.cancel(Cancel("r1", 1, "oversampled"))
+        failed = await s.until(RolloutFailed)
+        assert failed.num_tokens == sum(span.num_tokens for span in ended.spans) + 3
+
+
 async def test_a_sandbox_that_is_wanted_but_not_granted_is_forgotten_on_cancel(stage):
     async with stage(use_sandbox) as s:
         s.grants = False

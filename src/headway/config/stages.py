@@ -30,6 +30,7 @@ FIXED = {
     "model": "the checkpoints are of this model",
     "environment.name": "rollouts that are queued or were in flight are of this environment",
     "environment.args": "rollouts that are queued or were in flight are of this environment's tasks",
+    "generator.replicas": "groups in flight were given to replicas by name",
     "trainer.full": "the checkpoints hold weights of this form",
     "trainer.lora_rank": "the checkpoints hold factors of this rank",
     "trainer.lora_alpha": "the factors in the checkpoints were trained at this scale",

@@ -54,6 +54,7 @@ class Conversation:
         self._messages: list[Message] = []
         self._system = [] if system_prompt is None else [Message("system", system_prompt)]
         self._busy = False  # somebody waits for an answer
+        self._num_cut_tokens = 0  # of an answer that did not come to its end
         self._closed = False
         self._known: list[Turn] = []  # of an earlier life
         self._carried: Answer | None = None  # the unfinished answer of an earlier life
@@ -88,6 +89,7 @@ class Conversation:
         try:
             return await self._said(list(messages), max_tokens)
         finally:
+            self._num_cut_tokens = 0 if self._unfinished is None else len(self._unfinished.ids)
             self._busy, self._unfinished = False, None
             await self._parked("asked")
 
@@ -124,6 +126,11 @@ class Conversation:
         if unfinished is not None and not unfinished.num_parts:
             unfinished = None  # nothing of it was ever asked for
         return Partial(self.record, turns, unfinished, self.num_answers)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens sampled so far, those of an answer that was cut off included."""
+        return self.recorder.num_sampled_tokens + self._num_cut_tokens
 
     async def close(self) -> None:
         """End the engine's session, and the answer that is awaited, if any."""

@@ -209,7 +209,7 @@ class RolloutHost:
                 words = describe_exception(attempt.broken)
                 ended = RolloutFailed(*_of(command), *owner_and_cause(attempt.broken), words)
             elif attempt.cancelled is not None:
-                ended = self._cancelled(command, attempt.cancelled)
+                ended = self._cancelled(command, attempt.cancelled, chat)
             else:  # the host closes
                 raise
         except Exception as error:  # the environment's code may raise anything
@@ -218,7 +218,7 @@ class RolloutHost:
             words = describe_exception(cause)
             ended = RolloutFailed(*_of(command), *owner_and_cause(cause), words)
             if attempt.cancelled is not None:
-                ended = self._cancelled(command, f"{attempt.cancelled}; then {words}")
+                ended = self._cancelled(command, f"{attempt.cancelled}; then {words}", chat)
         finally:
             attempt.settled = True
             if not isinstance(ended, RolloutEnded) or not lease.held:
@@ -324,8 +324,11 @@ class RolloutHost:
         if ending is not None and not self._closing.is_set():
             self._emit(ending)
 
-    def _cancelled(self, command: StartRollout | Score | Cancel, reason: str) -> RolloutFailed:
-        return RolloutFailed(*_of(command), "scheduler", "cancelled", reason)
+    def _cancelled(
+        self, command: StartRollout | Score | Cancel, reason: str, chat: Conversation | None = None
+    ) -> RolloutFailed:
+        num_tokens = 0 if chat is None else chat.num_tokens
+        return RolloutFailed(*_of(command), "scheduler", "cancelled", reason, num_tokens)
 
 
 def _of(command: StartRollout | Score | Cancel) -> tuple[str, int]:

@@ -12,7 +12,12 @@ from headway.core.settings import Problem, setting
 class GeneratorSettings:
     """How answers are generated."""
 
-    threads: int = setting(0, "CPU threads of the decode loop; 0 lets the runtime divide the cores.", ge=0)
+    replicas: int = setting(
+        1, "Generator processes; each holds the whole model. Rollouts of a group go to the same one.", ge=1
+    )
+    threads: int = setting(
+        0, "CPU threads of each replica's decode loop; 0 lets the runtime divide the cores.", ge=0
+    )
     max_running: int = setting(
         32, "Requests decoded together. As many again may keep their KV between turns.", ge=1
     )

@@ -122,8 +122,9 @@ def _new_group(ctx: Context, group: GroupState, late: list[RolloutState]) -> Gro
 
 
 def _is_wanted(group: GroupState) -> bool:
-    """Whether a group is none of the rest: set aside already, or taken again for a lost step."""
-    return group.late or bool(group.planned) or "~" in group.id
+    """Whether a group is none of the rest: set aside already, or of an earlier life or a lost step."""
+    resumes = group.stage == "requested" and bool(group.rollouts)
+    return group.late or resumes or bool(group.planned) or "~" in group.id
 
 
 def _is_usable(ctx: Context, group: GroupState) -> bool:

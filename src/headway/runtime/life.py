@@ -37,7 +37,6 @@ from headway.telemetry.metrics import RunMetrics
 if TYPE_CHECKING:
     from headway.core.commands import Finish, RestartWorker
 
-GENERATOR = "generator0"
 _VERSIONS_AT_ONCE = 5  # kept, being written, being read
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
@@ -200,11 +199,13 @@ class _Life:
             loop.add_signal_handler(number, asked, number.name)
 
     def _jobs(self) -> Iterator[Job]:
-        at = address(self._prepared.run_id, GENERATOR)
-        yield replace(self._job("generator", GENERATOR, self._threads.generator.alone), address=at)
+        names = [f"generator{index}" for index in range(self._prepared.config.generator.replicas)]
+        generators = tuple((name, address(self._prepared.run_id, name)) for name in names)
+        for name, at in generators:
+            yield replace(self._job("generator", name, self._threads.generator.alone), address=at)
         yield self._job("trainer", "trainer", self._threads.trainer.alone)
         for index in range(self._prepared.config.environment.workers):
-            yield replace(self._job("environment", f"environment{index}", 1), generators=((GENERATOR, at),))
+            yield replace(self._job("environment", f"environment{index}", 1), generators=generators)
 
     def _job(self, role: Role, name: str, threads: int) -> Job:
         prepared = self._prepared
@@ -224,11 +225,17 @@ class _Life:
 
 
 def divide_cores(config: Config) -> Threads:
-    """Divide the cores: half each while both sides compute, all for one while the other waits."""
+    """Divide the cores: half each while both sides compute, all for one while the other waits.
+
+    Replicas share the generators' part; each has one thread at least.
+    """
     cores = len(os.sched_getaffinity(0))
     half = max(1, cores // 2)
     fixed = config.generator.threads, config.trainer.threads
     return Threads(
-        Share(fixed[0] or max(1, cores - half), fixed[0] or cores),
+        Share(
+            fixed[0] or max(1, (cores - half) // config.generator.replicas),
+            fixed[0] or max(1, cores // config.generator.replicas),
+        ),
         Share(fixed[1] or half, fixed[1] or cores),
     )

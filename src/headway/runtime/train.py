@@ -150,6 +150,7 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
         score_timeout_s=config.reward.timeout_s,
         max_score_tries=config.reward.max_tries,
         num_environment_workers=config.environment.workers,
+        num_replicas=config.generator.replicas,
         max_sandboxes=config.sandbox.max_live,
         verify_sandboxes=verify_places(config.sandbox.max_live),
         max_sandbox_starts_per_s=config.sandbox.max_starts_per_s,
