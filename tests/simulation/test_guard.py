@@ -174,6 +174,21 @@ def test_a_person_may_pause_a_run_without_an_alarm() -> None:
     assert driver.run.scheduler.state.step == 60
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_pause_by_a_setting_ends_too(later: bool) -> None:
+    """Nobody waits for ever, whoever paused the run."""
+    settings = guard("warn", paused=not later, max_pause_s=30.0)
+    driver = scripted(settings, SIM, 0)
+    if later:
+        driver.later(20.0, SettingChanged("guard.paused", True))
+    finish = driver.play()
+    assert finish is not None
+    assert finish.outcome == "guard"
+    assert "guard.max_pause_s = 30" in finish.message
+    assert any("guard.paused is true" in note.text for note in all_notes(driver.run.entries, Warned))
+    assert_conserved(driver.run.entries)
+
+
 def test_an_absolute_limit_acts_before_there_is_a_baseline() -> None:
     run = play(guard("stop", window=1, max_grad_norm=1e-6), SIM, 1, change=Script(""))
     assert finish_of(run).outcome == "guard"

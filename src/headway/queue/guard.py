@@ -63,6 +63,13 @@ def paused(ctx: Context) -> bool:
     return ctx.state.guard.paused or ctx.settings.guard.paused
 
 
+def begin(ctx: Context) -> None:
+    """The run runs: where a setting pauses it, nobody waits for ever for a person either."""
+    if ctx.settings.guard.paused:
+        ctx.warn("guard", "guard.paused is true: no batch is released")
+        ctx.expect("guard", ctx.settings.guard.max_pause_s)
+
+
 def resume(ctx: Context) -> None:
     """A person looked at it: go on."""
     ctx.state.guard.paused = False
