@@ -60,6 +60,12 @@ def paused(ctx: Context) -> bool:
     return ctx.state.guard.paused or ctx.settings.guard.paused
 
 
+def wait(ctx: Context) -> None:
+    """Whoever paused the run, its alarm or a person by the setting: nobody waits for ever."""
+    if "guard" not in ctx.state.deadlines:
+        ctx.expect("guard", ctx.settings.guard.max_pause_s)
+
+
 def resume(ctx: Context) -> None:
     """A person looked at it: go on."""
     ctx.state.guard.paused = False
@@ -81,7 +87,7 @@ def deadline(ctx: Context) -> None:
     stop(
         ctx,
         OUTCOME,
-        f"the guard paused the run and nobody resumed it ({limit}). {_way_on(ctx)}",
+        f"the run was paused and nobody resumed it ({limit}). {_way_on(ctx)}",
         failed=False,
     )
 
@@ -103,7 +109,7 @@ def _alarm(ctx: Context, found: list[Finding]) -> bool:
     ctx.warn("guard", f"{text} (guard.action {settings.action})")
     if action == "pause":
         state.paused = True
-        ctx.expect("guard", settings.max_pause_s)
+        wait(ctx)
     elif action == "stop":
         stop(ctx, OUTCOME, f"{text}{why}. {_way_on(ctx)}", failed=False)
     elif action == "rollback" and good is not None:
