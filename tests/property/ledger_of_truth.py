@@ -143,6 +143,12 @@ class Truth:
         for name, advantages in groups.items():
             assert advantages == self.frozen[name]
 
+    def invariant_7_no_sandbox_is_left(self, scheduler: Scheduler, outside: Outside) -> None:
+        """Each one that runs is known, or was asked to end."""
+        state = scheduler.state
+        names = {str(key[1]) for key in outside.open if key[0] == "live"}
+        assert state.phase == "finished" or names <= set(state.sandboxes), names - set(state.sandboxes)
+
     def invariant_8_something_is_awaited(self, scheduler: Scheduler, wake_at_s: float | None) -> None:
         """Each thing asked for has its deadline, and a WakeAt covers the first of them."""
         state = scheduler.state

@@ -185,6 +185,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for command in commands:
             self.outside.obey(command)
         self.truth.invariant_1_conservation(self.scheduler)
+        self.truth.invariant_7_no_sandbox_is_left(self.scheduler, self.outside)
         self.truth.invariant_8_something_is_awaited(self.scheduler, self.outside.wake_at_s)
         self.truth.the_index_is_what_the_state_says(self.scheduler)
 

@@ -203,7 +203,7 @@ class Scheduler:
                 if (
                     found is None
                     or found[1].attempt != event.attempt
-                    or found[1].station in ("scored", "lost")
+                    or found[1].station not in (*ACTIVE, "scoring")
                 ):
                     ctx.note(Ignored("SandboxWanted", event.sandbox))
                 else:
