@@ -267,7 +267,8 @@ class Outside:
 
     def _ready(self, command: GrantSandbox) -> Event:
         event = SandboxReady(command.rollout, command.attempt, command.sandbox, 0.1)
-        self.open["live", command.sandbox] = event
+        if ("release", command.sandbox) not in self.open:  # else it ends as soon as it runs
+            self.open["live", command.sandbox] = event
         attempt = self.open.get(("rollout", command.rollout, command.attempt))
         if isinstance(attempt, Attempt):
             attempt.ready = True
