@@ -37,12 +37,16 @@ class Truth:
 
     # --- what happens
 
-    def take(self, event: Event, commands: list[Command], notes: list[Note], bound: int, outside: Outside) -> None:
+    def take(
+        self, event: Event, commands: list[Command], notes: list[Note], bound: int, outside: Outside
+    ) -> None:
         """Follow one event and what came of it, and judge it."""
         match event:
             case Scored():
                 self.scores[event.rollout, event.attempt, event.tries] = event.reward
-            case GroupSignal() if any(isinstance(note, GroupSettled) and note.group == event.group for note in notes):
+            case GroupSignal() if any(
+                isinstance(note, GroupSettled) and note.group == event.group for note in notes
+            ):
                 self.frozen[event.group] = dict(event.advantages)
             case StepEnded() if self.training is not None and event.batch == self.training.batch:
                 self._step(self.training)
@@ -186,7 +190,9 @@ def awaited(scheduler: Scheduler) -> list[str]:
                 keys.append(f"score:{rollout.id}")
     keys += [f"apply:{name}" for name, replica in state.replicas.items() if replica.pending is not None]
     keys += [f"restart:{name}" for name, replica in state.replicas.items() if replica.down]
-    keys += [f"sandbox:{name}" for name, box in state.sandboxes.items() if box.stage in ("granted", "releasing")]
+    keys += [
+        f"sandbox:{name}" for name, box in state.sandboxes.items() if box.stage in ("granted", "releasing")
+    ]
     match state.trainer:
         case "training":
             keys.append("train")

@@ -102,7 +102,9 @@ class Outside:
     num_train_tasks: int = 0  # 0 for no end
     solved_every: int = 2  # every so-manieth rollout is solved
     lineage: int = 0
-    open: dict[Key, Command | Attempt | Event] = field(default_factory=dict)  # what is outstanding, oldest first
+    open: dict[Key, Command | Attempt | Event] = field(
+        default_factory=dict
+    )  # what is outstanding, oldest first
     replicas: dict[str, Replica] = field(default_factory=dict)
     trainer_alive: bool = False
     partials: dict[str, Attempt] = field(default_factory=dict)
@@ -197,16 +199,28 @@ class Outside:
                 return [("lost", lambda: self._lost(thing.rollout, thing.attempt, thing.sandbox, key))]
             case ReleaseSandbox():
                 gone = (thing.rollout, thing.attempt, thing.sandbox)
-                found = [("released", lambda: SandboxReleased(*gone)), ("lost", lambda: SandboxLost(*gone, "x"))]
+                found = [
+                    ("released", lambda: SandboxReleased(*gone)),
+                    ("lost", lambda: SandboxLost(*gone, "x")),
+                ]
             case Score():
                 found = self._score(thing)
             case Signal():
-                found = [("signal", lambda: self._signal(thing)), ("drop", lambda: self._signal(thing, keep=False))]
+                found = [
+                    ("signal", lambda: self._signal(thing)),
+                    ("drop", lambda: self._signal(thing, keep=False)),
+                ]
             case Train():
-                found = [("step", lambda: self._step(thing, 0.5)), ("wild step", lambda: self._step(thing, 9.0))]
+                found = [
+                    ("step", lambda: self._step(thing, 0.5)),
+                    ("wild step", lambda: self._step(thing, 9.0)),
+                ]
             case Publish():
                 found = [
-                    ("published", lambda: VersionPublished(thing.lineage, thing.number, 0.1, f"v{thing.number}", 1))
+                    (
+                        "published",
+                        lambda: VersionPublished(thing.lineage, thing.number, 0.1, f"v{thing.number}", 1),
+                    )
                 ]
             case Checkpoint():
                 found = [("saved", lambda: CheckpointDone(thing.step, f"step-{thing.step}", 0.1))]
@@ -315,7 +329,10 @@ class Outside:
             found.append(("engine lost", lambda: self._park(it, "engine_lost", 1)))
         else:
             if it.asked == "park":
-                found += [("parked", lambda: self._park(it, "asked", 0)), ("parked within", lambda: self._park(it, "asked", 3))]
+                found += [
+                    ("parked", lambda: self._park(it, "asked", 0)),
+                    ("parked within", lambda: self._park(it, "asked", 3)),
+                ]
             found += self._doing(key, it)
         found += [over("environment", "exception"), over("infrastructure", "sandbox")]
         for source, value in VERDICTS:
@@ -376,7 +393,17 @@ class Outside:
         it.spans, it.unfinished, it.begun = merge_spans([*it.spans, *new]), 0, now
         it.turn += 1
         return TurnEnded(
-            it.rollout, it.attempt, it.turn - 1, it.replica, answer, 10, 10 + num_tokens, 0.0, 0.1, 0.1, "stop"
+            it.rollout,
+            it.attempt,
+            it.turn - 1,
+            it.replica,
+            answer,
+            10,
+            10 + num_tokens,
+            0.0,
+            0.1,
+            0.1,
+            "stop",
         )
 
     def _tool(self, it: Attempt) -> Event:

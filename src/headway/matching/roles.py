@@ -55,7 +55,9 @@ class SimSettings:
     p_sandbox_lost: float = 0.0
     p_verdict_drops: float = 0.0  # of groups
     p_repeated: float = 0.0  # an event arrives a second time, later
-    p_message_lost: float = 0.0  # an event about a rollout or a sandbox never arrives (`simulate.MAY_BE_LOST`)
+    p_message_lost: float = (
+        0.0  # an event about a rollout or a sandbox never arrives (`simulate.MAY_BE_LOST`)
+    )
     p_message_late: float = 0.0  # an event arrives up to `late_s` seconds later
     late_s: float = 20.0
     p_score_hangs: float = 0.0  # a try at a score is never answered

@@ -233,7 +233,9 @@ class SimulatedDriver:
                 for name in command.replicas:
                     epoch = self.rollouts.replicas[name].epoch
                     slower = sim.stall_factor if self.happens(sim.p_weights_late) else 1.0
-                    self.at(slower * sim.apply_s, lambda name=name, epoch=epoch: self._apply(name, epoch, command))
+                    self.at(
+                        slower * sim.apply_s, lambda name=name, epoch=epoch: self._apply(name, epoch, command)
+                    )
             case Checkpoint():
                 life = self._trainer_life
                 self.at(sim.save_s, lambda: self._saved(command.step, life))

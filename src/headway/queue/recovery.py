@@ -98,7 +98,7 @@ def worker_lost(ctx: Context, event: WorkerLost) -> None:
 
 def trainer_joined(ctx: Context) -> None:
     """The trainer is ready; after its death it loads the newest checkpoint first."""
-    again = ctx.state.trainer == "loading"
+    again = ctx.state.trainer == "loading" and not ctx.state.trainer_joined
     ctx.state.trainer_joined = True
     if again:
         ctx.met("restart:trainer")

@@ -223,7 +223,7 @@ class Scheduler:
                 else:
                     groups.signalled(ctx, group, event)
             case StepEnded():
-                if self.state.trainer != "training" or event.step != self.state.step + 1:
+                if self.state.trainer != "training" or event.batch != self.state.next_batch - 1:
                     ctx.note(Ignored("StepEnded", str(event.step)))
                 else:
                     batching.step_ended(ctx, event)
