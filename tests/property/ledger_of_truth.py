@@ -130,7 +130,7 @@ class Truth:
             for span in outside.spans[row.payload]:
                 version = (span.lineage, span.number)
                 assert version in row.masked or self.age(version) <= bound, (
-                    f"{row.rollout}: a token of {version} is {self.age(version)} steps old, the bound is {bound}"
+                    f"{row.rollout}: a token of {version} is {self.age(version)} steps old, bound {bound}"
                 )
 
     def invariant_5_a_failure_is_never_a_reward(self, command: Signal) -> None:

@@ -233,7 +233,7 @@ class Outside:
         return [(name, self._closing(key, answer)) for name, answer in found]
 
     def usual(self) -> Answer | None:
-        """Return the usual answer of what has been outstanding longest; the trainer and scores come as any."""
+        """Return the usual answer of what has been outstanding longest; None when nothing usual is left."""
         for key, thing in self.open.items():
             if isinstance(thing, SandboxReady):
                 continue  # it runs, and that is all

@@ -106,7 +106,7 @@ def chosen_settings(of: Callable[..., Any]) -> SchedulerSettings:
             max_pause_s=50.0,
             max_rollbacks=1,
         ),
-        recovery=RecoverySettings(of(0, 2), of(0, 2)),
+        recovery=RecoverySettings(of(0, 2, 2), of(0, 2, 2)),
         eval=EvalSettings(num_tasks=of(0, 2), every_steps=2, temperature=1.0, rollouts_per_task=of(1, 2)),
         stop=StopSettings(steps=of(2, 4)),
         checkpoint=CheckpointSettings(every_steps=of(0, 1, 2), keep=of(1, 2)),

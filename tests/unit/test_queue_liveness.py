@@ -136,6 +136,7 @@ def test_a_dry_source_whose_last_group_is_dropped_ends_the_run() -> None:
     while not [key for key in hand.outside.open if key[0] == "signal"]:
         hand.usual()
     hand.answer("signal", "drop")
+    assert hand.state.phase != "running"  # no event would follow
     while hand.finish is None:
         hand.usual()
     assert hand.finish.outcome == "tasks_exhausted"
@@ -209,8 +210,9 @@ def test_a_sandbox_whose_ready_is_lost_is_asked_to_go() -> None:
 
 def test_a_verifiers_wish_that_comes_after_its_score_is_ignored() -> None:
     hand = Hand(SETTINGS)
-    ended = hand.until(Scored)
-    hand.feed(SandboxWanted(ended.rollout, 0, "late", "verify"))
+    train = hand.until(Train)
+    assert isinstance(train, Train)
+    hand.feed(SandboxWanted(train.rows[0].rollout, 0, "late", "verify"))
     assert "late" not in hand.state.sandboxes
     assert hand.notes[-1] == Ignored("SandboxWanted", "late")
 
