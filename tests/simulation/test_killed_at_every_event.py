@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headway.core.commands import Score, StartRollout
@@ -49,7 +51,8 @@ def killed_after(num_events: int) -> SimRun:
     SimulatedDriver(run, SIM, SEED).play(stop_after=num_events)
     before = list(run.entries)
     run.scheduler = replayed(SETTINGS, run)  # what a kill leaves is the journal
-    finish = SimulatedDriver(run, SIM, SEED + 1, lineage=1, start_s=before[-1].t).play()
+    calm = replace(SIM, generator_dies_every_s=0.0)  # one that dies while the run ends ends it as failed
+    finish = SimulatedDriver(run, calm, SEED + 1, lineage=1, start_s=before[-1].t).play()
     assert finish is not None
     assert finish.outcome == "steps"
     replayed(SETTINGS, run)

@@ -65,7 +65,9 @@ def replica_lost(ctx: Context, event: ReplicaLost) -> None:
         return
     limit = ctx.settings.recovery.generator_restarts
     if state.phase != "running" or replica.num_restarts >= limit:
-        more = f"; it was restarted {limit} times before (recovery.generator_restarts)" if limit else ""
+        more = ""
+        if state.phase == "running" and limit:
+            more = f"; it was restarted {limit} times before (recovery.generator_restarts)"
         stop(ctx, "failed", text + more, failed=True)
         return
     replica.num_restarts += 1
