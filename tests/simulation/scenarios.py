@@ -77,7 +77,7 @@ def draw_sim(rng: random.Random) -> SimSettings:
         tokens_sigma=rng.choice([0.0, 0.6, 1.2]),
         train_s=rng.choice([0.1, 2.0, 20.0]),
         apply_s=rng.choice([0.01, 3.0]),
-        solve_rate=rng.choice([0.0, 0.1, 0.5, 0.5, 1.0]),
+        solve_rate=rng.choice([0.0, 0.1, 0.5, 0.5, 0.5, 0.5]),
         p_environment_fails=rng.choice(probability),
         p_infrastructure_fails=rng.choice(probability),
         p_hangs=rng.choice(probability),
