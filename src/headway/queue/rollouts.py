@@ -212,7 +212,14 @@ def deadline(ctx: Context, kind: str, rollout_id: str) -> None:
     elif kind == "score":
         event = ScoreFailed(rollout.id, rollout.attempt, rollout.score_tries, "timeout", "no answer in time")
         score_failed(ctx, group, rollout, event)
-    elif rollout.owner == "environment":
+    else:
+        _never_ended(ctx, group, rollout)
+
+
+def _never_ended(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
+    """Nothing answered a cancellation: what the attempt holds is taken from it."""
+    sandboxes.release_all(ctx, rollout)
+    if rollout.owner == "environment":
         attempt_failed(
             ctx, group, rollout, "environment", "timeout", "never returned, not even when cancelled"
         )
