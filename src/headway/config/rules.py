@@ -24,6 +24,16 @@ def group_estimator_needs_a_group(config: Config) -> Iterator[Clash]:
             f'"{config.algorithm.advantage}", which compares the rollouts of a group'
         )
         yield Clash(("queue.group_size", "algorithm.advantage"), rule, "Use queue.group_size = 8")
+    if config.algorithm.advantage not in GROUP_ESTIMATORS:
+        return
+    rule = f'must be at least 2 when algorithm.advantage is "{config.algorithm.advantage}"'
+    if 1 in config.queue.group_size_by_level.values():
+        yield Clash(
+            ("queue.group_size_by_level", "algorithm.advantage"), rule, "Use 8, or leave the level out"
+        )
+    for name, source in config.source.items():
+        if source.group_size == 1:
+            yield Clash((f"source.{name}.group_size", "algorithm.advantage"), rule, "Use 8, or 0")
 
 
 def leftovers_stay_within_the_bound(config: Config) -> Iterator[Clash]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from headway.core.protocols import Chat, Outcome, Sandbox
 from headway.core.records import Message, Reward, Task
+from headway.core.settings import Problem as SettingProblem
 from headway.core.settings import setting
 from headway.environments.tasks import Problem, check_level, check_position, draw_eval, draw_train, task_id
 from headway.rewards.check import checked
@@ -33,6 +34,10 @@ class ArithmeticSettings:
     style: Literal["bare", "question"] = setting("bare", "Prompt style: `3+5=`, or `What is 3 + 5?`.")
     levels: tuple[int, ...] = setting((1, 2), "Levels of the train tasks, each as likely.", ge=1, le=4)
     num_eval: int = setting(64, "Held-out tasks at most; the lowest levels have fewer.", ge=1)
+
+    def problems(self) -> list[SettingProblem]:
+        """Return rules between settings that do not hold."""
+        return [] if self.levels else [SettingProblem("levels", (), "must name at least one", "Use [1, 2].")]
 
 
 class Arithmetic:

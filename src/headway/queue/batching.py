@@ -154,6 +154,12 @@ def step_ended(ctx: Context, event: StepEnded) -> None:
     ctx.met("train")
     ctx.state.step = event.step
     ctx.state.trainer = "idle"
+    if event.metrics.get("nonfinite"):
+        ctx.warn(
+            "nonfinite",
+            f"step {event.step} left the weights as they were: its loss or gradient was not finite "
+            "(advantages, rewards, or trainer.learning_rate)",
+        )
     for group in ctx.index.on("training"):
         ctx.move(group, "trained")
         for rollout in group.rollouts:
