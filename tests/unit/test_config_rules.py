@@ -1,5 +1,7 @@
 """The real configuration: required keys, rules between sections, the environment's own arguments."""
 
+from pathlib import Path
+
 import pytest
 
 from headway.config.compose import EXAMPLES, Config
@@ -7,6 +9,7 @@ from headway.config.load import load_config
 from headway.core.errors import ConfigError
 from headway.core.schema import keys_of, sections_of
 
+ROOT = Path(__file__).parents[2]
 BASE = ("model.path=tiny", "environment.name=arithmetic")
 CODE = ("model.path=tiny", "environment.name=python-code")
 
@@ -177,3 +180,17 @@ def test_an_environment_of_ones_own_in_a_file(tmp_path):
     assert config.environment.args == {"size": 3}
     (problem,) = problems("model.path=tiny", name)
     assert problem.startswith("environment.args.size: is required by the environment ")
+
+
+def test_rewards_of_turns_are_needed_and_no_built_in_environment_gives_them(tmp_path):
+    process = "algorithm.advantage=process"
+    assert problems(*BASE, process) == [
+        'algorithm.advantage: cannot be "process" with the environment arithmetic, whose rewards say nothing '
+        "of turns (got 'process'). Use \"grpo\", or an environment of your own"
+    ]
+    own = ("model.path=tiny", f"environment.name={ROOT / 'examples' / 'own_environment' / 'reverse.py'}")
+    assert load_config(None, (*own, process)).algorithm.advantage == "process"
+    (problem,) = problems(*own, process, 'source.code.environment="python-code"')
+    assert "with the environment python-code" in problem
+    unused = ('source.code.environment="python-code"', "source.code.weight=0", "source.mine.weight=1")
+    assert load_config(None, (*own, process, *unused)).algorithm.advantage == "process"

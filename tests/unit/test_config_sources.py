@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -106,8 +107,36 @@ def test_the_tasks_of_a_source_name_it_and_any_worker_can_make_them_again(tmp_pa
     assert make(environments, "code:train/0/3").level == 3
 
 
-def test_a_level_that_an_environment_does_not_have_is_told_before_the_run(tmp_path):
-    config = load(tmp_path, TEXT.partition("[source.sums]")[0], "curriculum.levels=[1,9]")
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "[curriculum]\nlevels = [1, 9]\n",
+            ":8: curriculum.levels: levels of the environment arithmetic must be at least 1 and at most 4 "
+            "(got [1, 9])",
+        ),
+        (
+            '[source.code]\nenvironment = "python-code"\nlevels = [3, 4]\n',
+            ":9: source.code.levels: levels of the environment python-code must be at least 1 and at most 3 "
+            "(got [3, 4])",
+        ),
+        (
+            '[source.code]\nenvironment = "python-code"\n[curriculum]\nlevels = [4]\n',
+            ":10: curriculum.levels: levels of the environment python-code must be at least 1 and at most 3 "
+            "(got [4])",
+        ),
+    ],
+)
+def test_a_level_that_a_built_in_environment_does_not_have_is_told_with_its_line(tmp_path, text, problem):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, TEXT.partition("[source.sums]")[0] + text)
+    assert [str(found) for found in caught.value.problems] == [f"{tmp_path / 'run.toml'}{problem}"]
+
+
+def test_a_level_that_any_environment_does_not_have_is_told_before_the_run(tmp_path):
+    base = TEXT.partition("[source.sums]")[0]
+    config = load(tmp_path, base)
+    config = dataclasses.replace(config, curriculum=dataclasses.replace(config.curriculum, levels=(1, 9)))
     with pytest.raises(EnvironmentSetupError, match="has no task of level 9") as caught:
         check_levels(build_all(config), config)
     assert caught.value.key == "curriculum.levels"

@@ -33,11 +33,14 @@ def command(config: Path, overrides: tuple[str, ...], print_config: bool, smoke:
       headway train examples/tiny.toml --smoke
       headway train examples/tiny.toml --print-config
     """
+    from headway.config.idle import idle_settings
     from headway.config.load import load_config, placing
     from headway.config.show import render_config
 
     given = (*(SMOKE if smoke else ()), *overrides)
     resolved = load_config(config, given)
+    for line in idle_settings(resolved, config, given):
+        click.echo(line, err=True)
     if print_config:
         click.echo(render_config(resolved), nl=False)
         return 0

@@ -7,10 +7,11 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from headway.config.clash import Clash
+from headway.core.check import Mismatch, convert, describe_bounds
 from headway.core.errors import EnvironmentSetupError
 from headway.core.schema import Key, keys_of
 from headway.environments.arguments import read_arguments
-from headway.environments.registry import settings_type
+from headway.environments.registry import BUILT_IN, settings_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,6 +39,29 @@ def environment_takes_its_arguments(config: Config) -> Iterator[Clash]:
         else:  # the faults of environment.args are told once
             own = read_own(config.environment.name, config.environment.args)
             yield from _takes("environment.name", config.environment.name, f"{key}.args", own | source.args)
+
+
+def environment_has_the_levels(config: Config) -> Iterator[Clash]:
+    """The curriculum may ask a built-in environment for its own levels only.
+
+    One's own environment is asked for each level before the run begins.
+    """
+    wanted = {"curriculum.levels": {config.environment.name: config.curriculum.levels}}
+    if config.source:
+        wanted["curriculum.levels"] = {}
+    for name, source in config.source.items():
+        key = f"source.{name}.levels" if source.levels else "curriculum.levels"
+        environment = source.environment or config.environment.name
+        wanted.setdefault(key, {})[environment] = source.levels or config.curriculum.levels
+    for key, by_environment in wanted.items():
+        for environment, levels in by_environment.items():
+            if environment not in BUILT_IN or (known := argument_keys(environment).get("levels")) is None:
+                continue
+            try:
+                convert(list(levels), known.hint, known.rule)
+            except Mismatch:
+                bounds = describe_bounds(known.rule)
+                yield Clash((key,), f"levels of the environment {environment} must be {bounds}", "")
 
 
 def read_own(name: str, args: Mapping[str, Any]) -> dict[str, Any]:

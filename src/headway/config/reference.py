@@ -27,7 +27,9 @@ be overridden on the command line, and the last one wins:
 
 An override's value is read as TOML; what is no TOML is taken as a string, so strings rarely need quotes.
 An empty value (`queue.bound=`) restores the default. Unknown keys, wrong types and values out of bounds are
-errors, all shown at once with file and line. `headway train CONFIG --print-config` shows the outcome.
+errors, all shown at once with file and line. A setting that you changed and that has no effect under the
+others, such as `partial.after_steps` while `partial.park` is `"never"`, is a warning on stderr at the start.
+`headway train CONFIG --print-config` shows the outcome.
 """
 
 

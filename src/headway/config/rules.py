@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.config.arguments import environment_takes_its_arguments
+from headway.config.arguments import environment_has_the_levels, environment_takes_its_arguments
 from headway.config.clash import Clash
+from headway.environments.registry import BUILT_IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,6 +67,19 @@ def levels_are_listed_once(config: Config) -> Iterator[Clash]:
             yield Clash((f"source.{name}.levels",), "a level may be listed once", "Remove the repetition")
 
 
+def rewards_of_turns_exist(config: Config) -> Iterator[Clash]:
+    """The built-in environments score a rollout as a whole; of one's own it shows at the first group."""
+    if config.algorithm.advantage != "process":
+        return
+    asked = {f"source.{name}.environment": source for name, source in config.source.items() if source.weight}
+    names = {key: source.environment or config.environment.name for key, source in asked.items()}
+    for key, name in (names or {"environment.name": config.environment.name}).items():
+        if name in BUILT_IN:
+            rule = f'cannot be "process" with the environment {name}, whose rewards say nothing of turns'
+            yield Clash(("algorithm.advantage", key), rule, 'Use "grpo", or an environment of your own')
+            return
+
+
 def batch_estimator_keeps_every_group(config: Config) -> Iterator[Clash]:
     """Where rewards are compared over the batch, a group of zeros has a signal once the batch is known."""
     if config.algorithm.advantage == "reinforce_pp" and config.queue.drop_zero_advantage:
@@ -119,6 +133,8 @@ def rollouts_may_start_on_the_newest_version(config: Config) -> Iterator[Clash]:
 
 RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     environment_takes_its_arguments,
+    environment_has_the_levels,
+    rewards_of_turns_exist,
     training_samples_untruncated,
     training_explores,
     group_estimator_needs_a_group,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headway.config.idle import idle_settings
 from headway.config.load import load_config
 from headway.config.show import toml_value
 from headway.config.source import COMMAND_LINE, parse_override
@@ -84,6 +85,13 @@ def change(path: Path, earlier: Sequence[Change], overrides: Sequence[str]) -> t
         raise ConfigError(problems)
     changes = [(key, value_of(after, key)) for key in dict.fromkeys(keys)]
     return after, [(key, value) for key, value in changes if value != value_of(before, key)]
+
+
+def idle_at_this_stage(
+    config: Config, path: Path, earlier: Sequence[Change], overrides: Sequence[str]
+) -> list[str]:
+    """Return a line for each setting of `change`'s outcome that has no effect."""
+    return idle_settings(config, path, [*(_override(*item) for item in earlier), *overrides])
 
 
 def value_of(config: Config, key: str) -> Any:

@@ -37,13 +37,16 @@ def validate(
         clashes = [clash for clash in rule(config) if refused.isdisjoint(clash.keys)]
         problems += [_blame(clash, config, source) for clash in clashes]
     if problems:
-        raise ConfigError(sorted(problems, key=_position))
+        raise ConfigError(sorted(problems, key=lambda problem: in_file_order(problem.where)))
     return config
 
 
 def _blame(clash: Clash, config: object, source: Source) -> UserError:
     key = clash.keys[0]
     value = functools.reduce(_entry, key.split("."), config)
+    value = (
+        list(typing.cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value
+    )  # as TOML has it
     written = next(filter(source.is_given, clash.keys), key)
     return UserError(clash.rule, value=value, key=key, remedy=clash.remedy, where=source.where(written))
 
@@ -55,6 +58,7 @@ def _entry(holder: object, name: str) -> object:
     return getattr(holder, name)
 
 
-def _position(problem: UserError) -> tuple[bool, int]:
-    line = re.search(r":(\d+)$", problem.where)
-    return problem.where == COMMAND_LINE, int(line.group(1)) if line else 0
+def in_file_order(where: str) -> tuple[bool, int]:
+    """Return what sorts places by line, the command line last."""
+    line = re.search(r":(\d+)$", where)
+    return where == COMMAND_LINE, int(line.group(1)) if line else 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headway.config.compose import Config
 from headway.config.load import load_config
-from headway.config.stages import Change, change, value_of
+from headway.config.stages import Change, change, idle_at_this_stage, value_of
 from headway.core.codec import to_plain
 from headway.core.errors import RunDirectoryError, UserError
 from headway.core.events import RunResumed, SettingChanged
@@ -15,7 +15,7 @@ from headway.queue.state import CARRIED
 from headway.runtime import directory, snapshots
 from headway.runtime.job import checkpoint_dir
 from headway.runtime.life import Prepared, live, sweep
-from headway.runtime.train import model_directory, run_id, say, scheduler_settings
+from headway.runtime.train import model_directory, run_id, say, say_aside, scheduler_settings
 from headway.telemetry.journal import read_journal, truncate_torn_tail
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
@@ -37,6 +37,7 @@ class Stage:
     began: Config  # the run's, as it began
     changes: list[Change]  # of this resume
     before: Config  # this resume
+    idle: list[str]  # lines on settings without effect
 
 
 def resume(run_dir: Path, overrides: Sequence[str] = ()) -> int:
@@ -66,6 +67,8 @@ def _resume(run_dir: Path, overrides: Sequence[str]) -> int:
             say(said)
             return 0
         _check_goes_on(stage, state, last_s, said)
+    for line in stage.idle:
+        say_aside(line)
     model_dir = model_directory(stage.config)
     checkpoint = latest_checkpoint(checkpoint_dir(run_dir), state.forks)
     step = int(read_checkpoint(checkpoint)["step"]) if checkpoint is not None else 0
@@ -118,7 +121,8 @@ def _stage(run_dir: Path, journal: Journal, overrides: Sequence[str]) -> Stage:
     ]
     before, _ = change(path, earlier, ())
     config, changes = change(path, earlier, overrides)
-    return Stage(config, began, changes, before)
+    idle = idle_at_this_stage(config, path, earlier, overrides)
+    return Stage(config, began, changes, before, idle)
 
 
 def _check_goes_on(stage: Stage, state: State, last_s: float, said: str) -> None:

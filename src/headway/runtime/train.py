@@ -96,7 +96,7 @@ def model_directory(config: Config) -> Path:
     Raises ModelError when it is missing, incomplete or of an unknown family.
     """
     try:
-        path = resolve(config.model.path, progress=_say_aside)
+        path = resolve(config.model.path, progress=say_aside)
         verify(path)
     except ModelError as error:
         error.key = error.key or "model.path"
@@ -104,7 +104,7 @@ def model_directory(config: Config) -> Path:
     return path
 
 
-def _say_aside(line: str) -> None:
+def say_aside(line: str) -> None:
     """Print a line that is no part of the run's own output, which begins with the run directory."""
     print(line, file=sys.stderr, flush=True)
 
