@@ -2,6 +2,7 @@
 
 import pytest
 
+from headway.algorithms.settings import AlgorithmSettings
 from headway.config.compose import EXAMPLES, Config
 from headway.config.load import load_config
 from headway.core.errors import ConfigError
@@ -177,3 +178,15 @@ def test_an_environment_of_ones_own_in_a_file(tmp_path):
     assert config.environment.args == {"size": 3}
     (problem,) = problems("model.path=tiny", name)
     assert problem.startswith("environment.args.size: is required by the environment ")
+
+
+def test_decoupled_with_a_correction_says_what_to_use_instead():
+    (problem,) = AlgorithmSettings(loss="decoupled", correction="tis").problems()
+    assert problem.remedy == (
+        'Use loss = "grpo" with correction = "tis", or loss = "decoupled" without a correction'
+    )
+
+
+def test_a_run_s_key_is_looked_for_in_its_own_section_first():
+    with pytest.raises(ConfigError, match=r"Did you mean run\.dir\?"):
+        load_config(None, ["model.path=tiny", "environment.name=arithmetic", "run.directory=x"])
