@@ -71,12 +71,13 @@ def draw_settings(rng: random.Random) -> SchedulerSettings:
 def draw_sim(rng: random.Random) -> SimSettings:
     """Draw durations and faults."""
     probability = [0.0, 0.0, 0.02, 0.2]
+    rare = [0.0, 0.0, 0.0, 0.01, 0.05]
     return SimSettings(
         max_running=rng.randint(1, 16),
         tokens_sigma=rng.choice([0.0, 0.6, 1.2]),
         train_s=rng.choice([0.1, 2.0, 20.0]),
         apply_s=rng.choice([0.01, 3.0]),
-        solve_rate=rng.choice([0.0, 0.1, 0.5, 0.5, 1.0]),
+        solve_rate=rng.choice([0.0, 0.1, 0.5, 0.5, 0.5, 0.5]),
         p_environment_fails=rng.choice(probability),
         p_infrastructure_fails=rng.choice(probability),
         p_hangs=rng.choice(probability),
@@ -89,6 +90,14 @@ def draw_sim(rng: random.Random) -> SimSettings:
         generator_dies_every_s=rng.choice([0.0, 0.0, 100.0]),
         p_trainer_dies=rng.choice([0.0, 0.0, 0.2]),
         keeps_partials=rng.random() < 0.5,
+        p_message_lost=rng.choice(rare),
+        p_message_late=rng.choice(rare),
+        late_s=rng.choice([2.0, 50.0]),
+        p_score_hangs=rng.choice(rare),
+        p_trainer_stalls=rng.choice([0.0, 0.0, 0.2]),
+        p_weights_late=rng.choice([0.0, 0.0, 0.2]),
+        stall_factor=rng.choice([5.0, 25.0, 60.0]),
+        p_sandbox_lies=rng.choice([0.0, 0.0, 0.3]),
     )
 
 

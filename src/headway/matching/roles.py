@@ -55,6 +55,16 @@ class SimSettings:
     p_sandbox_lost: float = 0.0
     p_verdict_drops: float = 0.0  # of groups
     p_repeated: float = 0.0  # an event arrives a second time, later
+    p_message_lost: float = (
+        0.0  # an event about a rollout or a sandbox never arrives (`simulate.MAY_BE_LOST`)
+    )
+    p_message_late: float = 0.0  # an event arrives up to `late_s` seconds later
+    late_s: float = 20.0
+    p_score_hangs: float = 0.0  # a try at a score is never answered
+    p_trainer_stalls: float = 0.0  # a step takes `stall_factor` times as long
+    p_weights_late: float = 0.0  # a replica takes `stall_factor` times as long to take up a version
+    stall_factor: float = 25.0
+    p_sandbox_lies: float = 0.0  # one says that it is ready again, after it was ready or lost
     generator_dies_every_s: float = 0.0  # mean time to the death of a generator, 0 for never
     p_trainer_dies: float = 0.0  # in a step
     keeps_partials: bool = True  # parked rollouts leave something that a later life can go on from

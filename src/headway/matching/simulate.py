@@ -44,12 +44,17 @@ from headway.core.events import (
     ReplicaJoined,
     ReplicaLost,
     RolledBack,
+    RolloutEnded,
+    RolloutFailed,
     RunResumed,
     RunStarted,
+    SandboxReady,
     SandboxReleased,
     Scored,
     ScoreFailed,
     StepEnded,
+    ToolEnded,
+    TurnEnded,
     VersionApplied,
     VersionPublished,
     WorkerJoined,
@@ -63,6 +68,18 @@ from headway.queue.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from headway.queue.settings import SchedulerSettings
+
+
+MAY_BE_LOST = (
+    TurnEnded,
+    ToolEnded,
+    RolloutEnded,
+    RolloutFailed,
+    Scored,
+    SandboxReady,
+    SandboxReleased,
+)
+"""Events without which a run goes on: past its deadline the wait is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +155,18 @@ class SimulatedDriver:
         raise DeadlineError(f"no Finish after {max_events} events")
 
     def later(self, delay_s: float, event: Event) -> None:
-        """Let `event` happen `delay_s` seconds from now, perhaps twice."""
+        """Let `event` happen `delay_s` seconds from now, perhaps much later, perhaps twice, perhaps never."""
+        if isinstance(event, MAY_BE_LOST) and self.happens(self.sim.p_message_lost):
+            return
+        if self.happens(self.sim.p_message_late):
+            delay_s += self.rng.random() * self.sim.late_s
         self.at(delay_s, lambda: self.feed(event))
-        if self.sim.p_repeated and self.rng.random() < self.sim.p_repeated:
+        if self.happens(self.sim.p_repeated):
             self.at(delay_s + self.rng.random(), lambda: self.feed(event))
+
+    def happens(self, probability: float) -> bool:
+        """Draw whether a fault happens; one that never does costs no draw."""
+        return bool(probability) and self.rng.random() < probability
 
     def at(self, delay_s: float, action: Callable[[], None]) -> None:
         """Do something `delay_s` seconds from now."""
@@ -207,7 +232,10 @@ class SimulatedDriver:
             case ApplyVersion():
                 for name in command.replicas:
                     epoch = self.rollouts.replicas[name].epoch
-                    self.at(sim.apply_s, lambda name=name, epoch=epoch: self._apply(name, epoch, command))
+                    slower = sim.stall_factor if self.happens(sim.p_weights_late) else 1.0
+                    self.at(
+                        slower * sim.apply_s, lambda name=name, epoch=epoch: self._apply(name, epoch, command)
+                    )
             case Checkpoint():
                 life = self._trainer_life
                 self.at(sim.save_s, lambda: self._saved(command.step, life))
@@ -237,7 +265,8 @@ class SimulatedDriver:
                 self.run.trained[command.step] = [row.rollout for row in command.rows]
                 self.feed(StepEnded(command.batch, command.step, self.sim.train_s, 1, 1))
 
-        self.at(self.sim.train_s, end)
+        slower = self.sim.stall_factor if self.happens(self.sim.p_trainer_stalls) else 1.0
+        self.at(slower * self.sim.train_s, end)
 
     def _trainer_later(self, delay_s: float, event: Event) -> None:
         """An answer of the trainer that it gives only if it lives until then."""
@@ -296,6 +325,8 @@ class SimulatedDriver:
     # --- verifiers
 
     def _score(self, command: Score) -> None:
+        if self.happens(self.sim.p_score_hangs):
+            return
         if self.rng.random() < self.sim.p_score_fails:
             event: Event = ScoreFailed(
                 command.rollout, command.attempt, command.tries, "timeout", "simulated"

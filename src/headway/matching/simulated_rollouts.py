@@ -51,6 +51,10 @@ class Stage(Protocol):
         """Do something later."""
         ...
 
+    def happens(self, probability: float) -> bool:
+        """Draw whether a fault happens."""
+        ...
+
 
 class SimRollouts:
     """All rollouts of one simulated life."""
@@ -104,7 +108,10 @@ class SimRollouts:
             stage.later(0.0, SandboxReleased(command.rollout, command.attempt, command.sandbox))
             return
         start_s = stage.sim.sandbox_start_s
-        stage.later(start_s, SandboxReady(command.rollout, command.attempt, command.sandbox, start_s))
+        ready = SandboxReady(command.rollout, command.attempt, command.sandbox, start_s)
+        stage.later(start_s, ready)
+        if stage.happens(stage.sim.p_sandbox_lies):
+            stage.later(start_s + 10.0 * stage.rng.random(), ready)
         if stage.rng.random() < stage.sim.p_sandbox_lost:
             stage.later(start_s, SandboxLost(command.rollout, command.attempt, command.sandbox, "infra"))
             stage.at(start_s, lambda: self._fail(rollout, "infrastructure", "sandbox"))

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 def release(ctx: Context) -> None:
     """Hand a batch to the idle trainer when one is ready."""
     state, queue = ctx.state, ctx.settings.queue
-    if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined or guard.paused(ctx):
+    if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined:
+        return
+    if guard.paused(ctx):
+        guard.wait(ctx)
         return
     drop_stale(ctx)
     queued = ctx.index.train["queued"]
@@ -36,10 +39,11 @@ def release(ctx: Context) -> None:
     planned, waits = lost_steps.batch(ctx)
     if waits:
         return
+    dry = state.exhausted and not ctx.index.num_admitted and not state.again
     if not queued and needed <= 0:
         _empty_batch(ctx)
-        return
-    dry = state.exhausted and not ctx.index.num_admitted and not state.again
+        if not dry or state.phase != "running" or state.trainer != "idle":
+            return  # else no event would follow
     if planned:
         _release(ctx, planned)
     elif queued and (len(queued) >= needed or dry):

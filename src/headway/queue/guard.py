@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from headway.queue.context import Context
 
 OUTCOME = "guard"
+_FEWEST_SHARE = (
+    4  # a step's rollouts are judged from a quarter of a batch on; fewer count with the next step's
+)
 _UNITS = {"entropy": " nats a token", "mismatch_kl": " nats a token", "response_tokens": " tokens"}
 
 
@@ -39,10 +42,10 @@ def batch_empty(ctx: Context) -> bool:
 
 def _look(ctx: Context, step: int, values: dict[str, float]) -> bool:
     state, settings = ctx.state.guard, ctx.settings.guard
-    if state.num_scored:
+    if state.num_scored >= max(1, ctx.settings.queue.batch_size // _FEWEST_SHARE):
         values["reward"] = state.sum_reward / state.num_scored
         values["response_tokens"] = state.sum_tokens / state.num_scored
-    state.num_scored, state.sum_reward, state.sum_tokens = 0, 0.0, 0
+        state.num_scored, state.sum_reward, state.sum_tokens = 0, 0.0, 0
     if settings.action == "off":
         return False
     found: list[Finding] = []
@@ -58,6 +61,18 @@ def _look(ctx: Context, step: int, values: dict[str, float]) -> bool:
 def paused(ctx: Context) -> bool:
     """Whether no batch may be released."""
     return ctx.state.guard.paused or ctx.settings.guard.paused
+
+
+def begin(ctx: Context) -> None:
+    """The run runs, or a setting changed: say that it is paused where it is."""
+    if ctx.settings.guard.paused:
+        ctx.warn("guard", "guard.paused is true: no batch is released")
+
+
+def wait(ctx: Context) -> None:
+    """Whoever paused the run, its alarm or a person by the setting: nobody waits for ever."""
+    if "guard" not in ctx.state.deadlines:
+        ctx.expect("guard", ctx.settings.guard.max_pause_s)
 
 
 def resume(ctx: Context) -> None:
@@ -81,7 +96,7 @@ def deadline(ctx: Context) -> None:
     stop(
         ctx,
         OUTCOME,
-        f"the guard paused the run and nobody resumed it ({limit}). {_way_on(ctx)}",
+        f"the run was paused and nobody resumed it ({limit}). {_way_on(ctx)}",
         failed=False,
     )
 
@@ -103,7 +118,7 @@ def _alarm(ctx: Context, found: list[Finding]) -> bool:
     ctx.warn("guard", f"{text} (guard.action {settings.action})")
     if action == "pause":
         state.paused = True
-        ctx.expect("guard", settings.max_pause_s)
+        wait(ctx)
     elif action == "stop":
         stop(ctx, OUTCOME, f"{text}{why}. {_way_on(ctx)}", failed=False)
     elif action == "rollback" and good is not None:

@@ -104,7 +104,8 @@ def set_aside(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
 def resume(ctx: Context) -> None:
     """Let parked rollouts go on, oldest first, as far as replicas can take them."""
     state = ctx.state
-    if not state.resume_due or state.phase not in ("running", "stopping"):
+    stalled = _stalled(ctx)
+    if not (state.resume_due or stalled) or state.phase not in ("running", "stopping"):
         return
     if not any(replica.usable for replica in state.replicas.values()):
         return
@@ -114,7 +115,8 @@ def resume(ctx: Context) -> None:
     waiting.sort(key=lambda rollout: (rollout.started_s, rollout.id))
     room = concurrency.room_for_parked(ctx) if state.phase == "running" else None
     if room is not None:  # those that are on their way back take some of it; the next measurement asks again
-        del waiting[max(0, room - (len(ctx.index.parked) - len(waiting))) :]
+        room -= len(ctx.index.parked) - len(waiting)
+        del waiting[max(int(stalled), room) :]
     for rollout in waiting:
         found = ctx.find(rollout.id)
         assert found is not None
@@ -123,6 +125,14 @@ def resume(ctx: Context) -> None:
             state.resume_due = True
             return
         _go_on(ctx, group, rollout)
+
+
+def _stalled(ctx: Context) -> bool:
+    """Whether nothing runs and no newer weights are on their way: then nothing else would wake the parked."""
+    state = ctx.state
+    if not ctx.index.parked or ctx.index.busy or state.trainer != "idle":
+        return False
+    return all(replica.pending is None and not replica.down for replica in state.replicas.values())
 
 
 def _go_on(ctx: Context, group: GroupState, rollout: RolloutState) -> None:

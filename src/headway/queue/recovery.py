@@ -65,7 +65,9 @@ def replica_lost(ctx: Context, event: ReplicaLost) -> None:
         return
     limit = ctx.settings.recovery.generator_restarts
     if state.phase != "running" or replica.num_restarts >= limit:
-        more = f"; it was restarted {limit} times before (recovery.generator_restarts)" if limit else ""
+        more = ""
+        if state.phase == "running" and limit:
+            more = f"; it was restarted {limit} times before (recovery.generator_restarts)"
         stop(ctx, "failed", text + more, failed=True)
         return
     replica.num_restarts += 1
@@ -98,7 +100,7 @@ def worker_lost(ctx: Context, event: WorkerLost) -> None:
 
 def trainer_joined(ctx: Context) -> None:
     """The trainer is ready; after its death it loads the newest checkpoint first."""
-    again = ctx.state.trainer == "loading"
+    again = ctx.state.trainer == "loading" and not ctx.state.trainer_joined
     ctx.state.trainer_joined = True
     if again:
         ctx.met("restart:trainer")

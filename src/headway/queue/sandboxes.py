@@ -93,9 +93,14 @@ def _may_start(ctx: Context) -> bool:
 
 
 def deadline(ctx: Context, name: str) -> None:
-    """A sandbox neither started nor ended in time: its place is given up."""
+    """A sandbox neither started nor ended in time: its place is given up.
+
+    It may run all the same, and the message be lost: it must go.
+    """
     sandbox = _forget(ctx, name)
     if sandbox is not None:
+        if sandbox.stage == "granted":
+            ctx.ask(ReleaseSandbox(sandbox.rollout, sandbox.attempt, name))
         verb = "end" if sandbox.stage == "releasing" else "start"
         ctx.warn("sandbox_timeout", f"sandbox {name} of rollout {sandbox.rollout} did not {verb} in time")
 

@@ -159,7 +159,16 @@ class Scheduler:
         self.settings = dataclasses.replace(self._base, **sections, **flat)
 
     def _run_rules(self, ctx: Context) -> None:
-        """Every rule, in the one order that matters: what frees a place runs before what fills it."""
+        """Every rule, in the one order that matters: what frees a place runs before what fills it.
+
+        A rule that ends the run leaves its end to those before it, and perhaps no event follows: once more.
+        """
+        phase = self.state.phase
+        self._run_each_rule(ctx)
+        if self.state.phase == "stopping" != phase:
+            self._run_each_rule(ctx)
+
+    def _run_each_rule(self, ctx: Context) -> None:
         groups.settle_complete(ctx)
         stopping.failing(ctx)
         evaluation.end(ctx)
@@ -194,7 +203,7 @@ class Scheduler:
                 if (
                     found is None
                     or found[1].attempt != event.attempt
-                    or found[1].station in ("scored", "lost")
+                    or found[1].station not in (*ACTIVE, "scoring")
                 ):
                     ctx.note(Ignored("SandboxWanted", event.sandbox))
                 else:
@@ -214,7 +223,7 @@ class Scheduler:
                 else:
                     groups.signalled(ctx, group, event)
             case StepEnded():
-                if self.state.trainer != "training" or event.step != self.state.step + 1:
+                if self.state.trainer != "training" or event.batch != self.state.next_batch - 1:
                     ctx.note(Ignored("StepEnded", str(event.step)))
                 else:
                     batching.step_ended(ctx, event)
@@ -291,6 +300,7 @@ class Scheduler:
         if settings.stop.wall_s:  # from the life's beginning, but a life that starts ends in order
             left_s = settings.stop.wall_s - state.spent_wall_s - (ctx.now - state.life_began_s)
             ctx.expect("wall", max(0.0, left_s))
+        guard.begin(ctx)
         stopping.after_step(ctx)
 
     def _after_step(self, ctx: Context) -> None:
@@ -348,7 +358,7 @@ class Scheduler:
         if group is None:
             ctx.note(Ignored("TasksExhausted", str(event.request)))
             return
-        ctx.drop_group(group)
+        stopping.close(ctx, group)  # it has rollouts when it was in flight in an earlier life
         if group.purpose == "train":
             choice.exhausted(ctx, group)
         else:
@@ -375,6 +385,9 @@ class Scheduler:
                 text = f"{section}.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
                 ctx.warn("setting", text)
         ctx.settings = self.settings
-        if event.key == "guard.paused" and not self.settings.guard.paused:
-            guard.resume(ctx)
+        if event.key == "guard.paused":
+            if not self.settings.guard.paused:
+                guard.resume(ctx)
+            elif self.state.phase == "running":
+                guard.begin(ctx)
         self.index.judged_at = None

@@ -36,7 +36,7 @@ def stop(ctx: Context, outcome: str, message: str, *, failed: bool) -> None:
             if group.rollouts and outcome in CARRIED and group.purpose == "train":
                 ctx.met(f"task:{group.id}")
             else:
-                _close(ctx, group)
+                close(ctx, group)
             continue
         for rollout in group.rollouts:
             if rollout.station in ACTIVE:
@@ -110,7 +110,7 @@ def finish(ctx: Context) -> None:
                 ctx.settle(rollout, "carried")
             group.carried = True
         else:
-            _close(ctx, group)
+            close(ctx, group)
     state.phase = "finished"
     state.deadlines.clear()
     state.sandboxes.clear()
@@ -118,7 +118,7 @@ def finish(ctx: Context) -> None:
     ctx.ask(Finish(state.outcome, state.message, state.failed))
 
 
-def _close(ctx: Context, group: GroupState) -> None:
+def close(ctx: Context, group: GroupState) -> None:
     """Settle the rollouts of a group that nobody will use."""
     for rollout in group.rollouts:
         if rollout.station == "lost":

@@ -77,7 +77,12 @@ def apply(ctx: Context) -> None:
 def applied(ctx: Context, event: VersionApplied) -> None:
     """A replica decodes with a new version."""
     replica = ctx.state.replicas.get(event.replica)
-    if replica is None or replica.epoch != event.epoch or replica.pending != event.number:
+    if (
+        replica is None
+        or replica.epoch != event.epoch
+        or replica.pending != event.number
+        or (event.lineage, event.number) <= (replica.lineage, replica.number)  # of a branch that was lost
+    ):
         ctx.note(Ignored("VersionApplied", event.replica))
         return
     ctx.met(f"apply:{event.replica}")
