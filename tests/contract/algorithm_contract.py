@@ -26,9 +26,12 @@ LENGTHS = (3, 1, 6, 4, 2)  # trained tokens of the sequences that the checks are
 
 
 def check_advantage(advantage, settings=None):
-    """Rewards in, one finite number a rollout out; the order of rollouts and rows does not matter."""
+    """Rewards in, one finite number a rollout out; the order of rollouts and rows does not matter.
+
+    No group is empty: one without a scored rollout is dropped before it has advantages.
+    """
     advantage, settings = as_advantage(advantage), settings or AlgorithmSettings()
-    groups = ([], [0.3], [0.0, 0.0], [1.0] * 7, [0.0, 1.0], [0.1, 0.7, 0.2, 1.0], [1e-9, 1e9])
+    groups = ([0.3], [0.0, 0.0], [1.0] * 7, [0.0, 1.0], [0.1, 0.7, 0.2, 1.0], [1e-9, 1e9])
     for rewards in groups:
         if advantage.turns is None:
             _check_numbers(advantage.group, rewards, settings)

@@ -30,6 +30,15 @@ def wrong(rewards, lengths):
 def broken(rewards, lengths):
     raise ZeroDivisionError("no")
 
+def compared(rewards, lengths):
+    import numpy
+
+    kept = numpy.float64(max(rewards)) > 0.5
+    return (~kept, "alone") if len(rewards) == 1 else kept
+
+def wordy(rewards, lengths):
+    return True, "one\\ntwo"
+
 def lonely(rewards):
     return True
 """
@@ -94,7 +103,9 @@ def test_the_driver_s_thread_asks_it_beside_the_advantages(folder):
 def test_a_verdict_that_raises_ends_the_run_by_name(folder):
     refused = answer_of(verdict(folder, "broken"))
     assert isinstance(refused, CommandRefused)
-    assert refused.message == "the verdict (acceptance.verdict) raised ZeroDivisionError: no"
+    line = 1 + HOOKS[: HOOKS.index("raise ZeroDivisionError")].count("\n")
+    place = f"{folder}/hooks.py:{line}"
+    assert refused.message == f"the verdict (acceptance.verdict) raised ZeroDivisionError at {place}: no"
 
 
 def test_an_answer_that_is_no_verdict_is_an_error(folder):
@@ -102,6 +113,20 @@ def test_an_answer_that_is_no_verdict_is_an_error(folder):
     assert function is not None
     with pytest.raises(HeadwayError, match=r"must return True, False or \(bool, reason\)"):
         function([1.0], [1])
+
+
+def test_a_bool_of_numpy_is_a_bool(folder):
+    function = verdict(folder, "compared")
+    assert function([0.0, 1.0], [1, 1]) == (True, "")
+    assert function([0.0, 0.0], [1, 1]) == (False, "")
+    assert function([0.0], [1]) == (True, "alone")
+
+
+def test_a_reason_of_two_lines_is_an_error(folder):
+    with pytest.raises(HeadwayError, match="the reason of one line"):
+        verdict(folder, "wordy")([1.0], [1])
+    with pytest.raises(AssertionError, match="of one line"):
+        check_verdict(lambda rewards, lengths: (True, "one\ntwo"))
 
 
 def test_its_file_is_relative_to_the_config(folder):

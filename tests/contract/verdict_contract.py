@@ -26,6 +26,8 @@ def check_verdict(function: Callable[[list[float], list[int]], object]) -> None:
         answer = function(*given)
         assert given == (rewards, lengths), "it must leave its arguments as they are"
         keep, reason = answer if isinstance(answer, tuple) else (answer, "")
-        assert isinstance(keep, bool), f"whether a group is kept must be True or False, not {keep!r}"
+        is_bool = type(keep).__name__ in ("bool", "bool_")  # numpy's are as good
+        assert is_bool, f"whether a group is kept must be True or False, not {keep!r}"
         assert isinstance(reason, str), f"a reason must be text, not {reason!r}"
+        assert len(reason.splitlines()) < 2, f"a reason must be of one line, not {reason!r}"
         assert function(list(rewards), list(lengths)) == answer, "the same group must get the same verdict"

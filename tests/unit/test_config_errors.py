@@ -139,6 +139,7 @@ def test_a_wrong_choice_lists_all_and_guesses(messages):
         ("queue", "gruop_size = 4", "Did you mean queue.group_size?"),
         ("queue", "group-size = 4", "Did you mean queue.group_size?"),
         ("queue", "top_p = 4", "Did you mean model.top_p?"),
+        ("queue", "boundary = 4", "Did you mean queue.bound?"),  # like a name here before the same elsewhere
         ("queue", "threds = 4", "Did you mean model.threads?"),
         ("queue", "zzzz = 4", "The keys of [queue] are group_size, batch_size, bound, strategy"),
     ],

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.algorithms.settings import AlgorithmSettings
 from headway.config.compose import EXAMPLES, Config
 from headway.config.load import load_config
 from headway.core.errors import ConfigError
@@ -194,3 +195,20 @@ def test_rewards_of_turns_are_needed_and_no_built_in_environment_gives_them(tmp_
     assert "with the environment python-code" in problem
     unused = ('source.code.environment="python-code"', "source.code.weight=0", "source.mine.weight=1")
     assert load_config(None, (*own, process, *unused)).algorithm.advantage == "process"
+
+
+def test_decoupled_with_a_correction_says_what_to_use_instead():
+    (problem,) = AlgorithmSettings(loss="decoupled", correction="tis").problems()
+    assert problem.remedy == (
+        'Use loss = "grpo" with correction = "tis", or loss = "decoupled" without a correction'
+    )
+
+
+def test_a_run_s_key_is_looked_for_in_its_own_section_first():
+    with pytest.raises(ConfigError, match=r"Did you mean run\.dir\?"):
+        load_config(None, ["model.path=tiny", "environment.name=arithmetic", "run.directory=x"])
+
+
+def test_a_group_of_one_is_refused_wherever_it_is_set():
+    (problem,) = problems(*BASE, 'queue.group_size_by_level={"1"=1}')
+    assert problem.startswith("queue.group_size_by_level: must be at least 2 when algorithm.advantage is")

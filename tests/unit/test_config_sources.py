@@ -65,7 +65,10 @@ def test_an_override_changes_one_source_or_adds_one(tmp_path):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("wieght = 1.0", ":14: source.code.wieght: is not a setting (got 1.0). Did you mean source.weight?"),
+        (
+            "wieght = 1.0",
+            ":14: source.code.wieght: is not a setting (got 1.0). Did you mean source.code.weight?",
+        ),
         ("weight = -1.0", ":14: source.code.weight: must be at least 0"),
         ('args = { kind = "no" }', ":14: source.code.args.kind: must be"),
         ("[source.a:b]", ":14: source.a:b: the name of a section consists of letters, digits, - and _"),

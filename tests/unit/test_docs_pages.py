@@ -64,10 +64,14 @@ def test_the_readme_shows_the_example_as_it_is():
 
 def test_the_readme_s_hooks_do_what_they_say():
     torch = pytest.importorskip("torch")
+    from tests.contract.algorithm_contract import check_advantage, check_loss
+
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n# my_hooks.py\n(.*?)```", text, re.DOTALL)
     hooks: dict = {}
     exec(block, hooks)
+    check_advantage(hooks["best_only"])
+    check_loss(hooks["plain_reinforce"])
     assert hooks["best_only"]([0.0, 1.0, 1.0], None) == [0.0, 1.0, 1.0]
     assert hooks["best_only"]([1.0, 1.0], None) == [0.0, 0.0]
     logp = torch.tensor([-1.0, -2.0])

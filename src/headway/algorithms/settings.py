@@ -178,7 +178,10 @@ class AlgorithmSettings:
                 found.append(Problem(low, getattr(self, low), rule, ""))
         if self.loss == "decoupled" and self.correction != NONE:
             rule = "must be none with decoupled, which has the weight pi_old/mu of its own"
-            remedy = f'Set loss = "grpo": with correction = "{self.correction}" it is the same, so weighed'
+            remedy = (
+                f'Use loss = "grpo" with correction = "{self.correction}", '
+                'or loss = "decoupled" without a correction'
+            )
             found.append(Problem("correction", self.correction, rule, remedy))
         if self.kl_coef > 0 and self.kl_estimator == "k1" and not self.kl_importance:
             rule = "k1 as a term of the loss has a gradient of mean zero: it needs kl_importance = true"

@@ -154,6 +154,9 @@ def _unknown_key(
 ) -> UserError:
     key = f"{section}.{name}"
     kind = section.partition(".")[0]
-    remedy = did_you_mean(nearest_key(kind, name, names))
+    guess = nearest_key(kind, name, names)
+    if guess is not None and guess.partition(".")[0] == kind:
+        guess = f"{section}.{guess.partition('.')[2]}"
+    remedy = did_you_mean(guess)
     remedy = remedy or f"The keys of [{section}] are " + ", ".join(names[kind])
     return UserError("is not a setting", value=value, key=key, remedy=remedy, where=source.where(key))

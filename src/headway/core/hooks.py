@@ -23,6 +23,7 @@ from headway.core.errors import UserError
 if TYPE_CHECKING:
     from types import ModuleType
 
+_PACKAGE = Path(__file__).parents[1]
 _FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<attribute>[^:/\\]*))?")
 
 
@@ -83,6 +84,20 @@ def load_function(name: str, parameters: Sequence[str]) -> Any:
     except ValueError:
         pass  # some functions written in C tell nothing of themselves
     return function
+
+
+def place_in_hook(error: BaseException) -> str:
+    """Return `FILE:LINE` of the user's code that raised, empty where Headway's own did.
+
+    The user's code is the first that is not Headway's; the line is the last in that file, for what raised
+    may be a library that it called.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename[:1] != "<"]
+    others = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
+    if not others:
+        return ""
+    last = [frame for frame in others if frame.filename == others[0].filename][-1]
+    return f"{last.filename}:{last.lineno}"
 
 
 def _import_file(file: Path, name: str) -> ModuleType:

@@ -27,7 +27,8 @@ _WORDS = {
 }
 _REMEDIES = {
     "zero_advantage": "The tasks are too easy or too hard for this model: change their difficulty "
-    "(environment.args, [curriculum]) or raise queue.group_size",
+    "(environment.args, [curriculum]) or raise queue.group_size. If the reward fell before, the training "
+    "broke the model: lower trainer.learning_rate",
     "band": "Widen acceptance.band_low and acceptance.band_high, or change the difficulty of the tasks "
     "(environment.args, [curriculum])",
     "verdict": "Your acceptance.verdict keeps next to nothing",

@@ -263,7 +263,7 @@ class Scheduler:
             case WorkerLost():
                 recovery.worker_lost(ctx, event)
             case CommandRefused():
-                text = f"{event.command} of {event.target} could not be carried out: {event.message}"
+                text = f"{event.message} ({event.command} of {event.target} could not be carried out)"
                 stopping.stop(ctx, "failed", text, failed=True)
             case StopAsked():
                 stopping.stop(ctx, "interrupted", event.reason, failed=False)

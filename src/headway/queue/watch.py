@@ -38,9 +38,9 @@ class GuardSettings:
 
     action: Action = setting(
         "warn",
-        "On an alarm: warn; pause (no more batches until guard.paused is set to false or the run is "
-        "resumed); rollback (to the last checkpoint from before the alarm, with a lower learning rate); stop "
-        "(the run can be resumed from its last checkpoint). off watches nothing.",
+        "On an alarm: warn; pause (no more batches; the run stops after max_pause_s, or by Ctrl-C, and "
+        "`headway resume` goes on); rollback (to the last checkpoint from before the alarm, with a lower "
+        "learning rate); stop (the run can be resumed from its last checkpoint). off watches nothing.",
     )
     window: int = setting(
         5, "Newest steps whose median is judged; an alarm needs more than half of them to be out.", ge=1
@@ -67,7 +67,9 @@ class GuardSettings:
     max_response_tokens: float | None = setting(
         None, "Mean sampled tokens of a step's rollouts, above which is an alarm.", gt=0
     )
-    paused: bool = setting(False, "Release no batch while true. An alarm whose action is pause sets it.")
+    paused: bool = setting(
+        False, "Release no batch while true; `headway resume RUN guard.paused=false` ends that."
+    )
     max_pause_s: float = setting(3600.0, "A pause that nobody ended by then stops the run, resumable.", gt=0)
     rollback_lr_scale: float = setting(
         0.5, "What the learning rate is multiplied by at each rollback.", gt=0, le=1

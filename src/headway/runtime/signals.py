@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headway.core.events import CommandRefused, Event
+from headway.core.hooks import place_in_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,6 +60,8 @@ class SignalThread:
                 keep, reason = self._verdict(rewards, command.num_tokens)
                 signal = replace(signal, keep=keep, reason=reason)
         except Exception as error:
-            message = f"the {function} raised {type(error).__name__}: {error}"
+            place = place_in_hook(error)
+            at = f" at {place}" if place else ""
+            message = f"the {function} raised {type(error).__name__}{at}: {error}"
             return CommandRefused("Signal", command.group, message)
         return signal

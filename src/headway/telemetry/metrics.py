@@ -57,6 +57,9 @@ class RunMetrics:
         self.limits_concurrency = False
         self.num_hard_trims = 0
         self.guard_alarms: dict[str, int] = {}  # by metric
+        self.lr_scale = 1.0  # of the newest Train, times what the guard's rollbacks since then make of it
+        self.num_guard_rollbacks = 0
+        self._guard_rolls_back = False  # an alarm of this entry asks for it
         self.driver = DriverCost()
         self.outcome = "unfinished"
         self.message = ""
@@ -143,6 +146,7 @@ class RunMetrics:
                 self.num_sandboxes_never_ready += event.sandbox not in self.sandboxes_started
             case events.RolloutEnded():
                 self._rollouts.ended(event)
+                self.partial.ended(event.rollout)
                 self.ledger.ended(event.rollout, event.num_tokens)
             case events.RolloutFailed():
                 self._rollouts.failed(event.rollout, event.attempt)
@@ -181,7 +185,7 @@ class RunMetrics:
                 self.ledger.settled(note)
                 self.groups.rollout_settled(note)
                 self.pruning.settled(note)
-                self.partial.gone(note.rollout)
+                self.partial.gone(note.rollout, note.fate)
                 self.depth.rollout_settled(note.group, note.rollout)
             case notes.RolloutRevived():
                 self.ledger.revived(note)
@@ -216,6 +220,7 @@ class RunMetrics:
                 self.concurrency.set(note.limit)
                 self.num_hard_trims += note.reason.startswith("hard")
             case notes.GuardAlarm():
+                self._guard_rolls_back = note.action == "rollback"
                 self.guard_alarms[note.metric] = self.guard_alarms.get(note.metric, 0) + 1
             case notes.RolledBackTo():
                 self._rolled_back(t, note)
@@ -241,6 +246,7 @@ class RunMetrics:
                     self.depth.started(t, command.group, command.rollout)
             case commands.Train():
                 self.steps.training(command)
+                self.lr_scale = command.lr_scale
             case commands.Finish():
                 self._stopping(t)
                 self.outcome, self.message, self.failed = command.outcome, command.message, command.failed
@@ -301,6 +307,10 @@ class RunMetrics:
     def _rolled_back(self, t: float, note: notes.RolledBackTo) -> None:
         self._lose_steps(note.step)
         self.num_rollbacks += 1
+        if self._guard_rolls_back:
+            self.num_guard_rollbacks += 1
+            self.lr_scale *= self.facts.rollback_lr_scale
+            self._guard_rolls_back = False
         self.steps.resumed(note.step)
         self.tasks.took_back(note.step)
         self.depth.rolled_back()

@@ -28,6 +28,9 @@ class Partial:
         self._num_asked = 0
         self._num_lost = 0
         self._num_resumed = 0
+        self._num_crossed = 0
+        self._num_left = 0
+        self._num_given_up = 0
         self._recomputed = 0
         self._num_trained_masked = 0
         self._outcomes: dict[tuple[str, str], list[float]] = {}  # (kind, bucket) -> rewards
@@ -42,6 +45,7 @@ class Partial:
         self._num_asked += event.cause == "asked"
         self._num_lost += event.cause == "engine_lost"
         self._parked.advance(t)
+        self._num_given_up += event.rollout in self._names
         self._names.add(event.rollout)
         self._parked.set(len(self._names))
 
@@ -50,7 +54,7 @@ class Partial:
         self._num_resumed += 1
         self._recomputed += event.num_recomputed_tokens
         self._resumed.add(event.rollout)
-        self.gone(event.rollout)
+        self._leave(event.rollout)
 
     def started(self, rollout: str, partial: str) -> None:
         """An attempt begins, perhaps from where an earlier life parked it."""
@@ -58,10 +62,25 @@ class Partial:
         if partial:
             self._num_resumed += 1
             self._resumed.add(rollout)
-        self.gone(rollout)
+        elif rollout in self._names:
+            self._num_given_up += 1
+        self._leave(rollout)
 
-    def gone(self, rollout: str) -> None:
-        """A rollout is not parked any more."""
+    def ended(self, rollout: str) -> None:
+        """An attempt came to its own end; one that was parked had nothing left to interrupt."""
+        self._num_crossed += rollout in self._names
+        self._leave(rollout)
+
+    def gone(self, rollout: str, fate: str) -> None:
+        """A rollout was settled; one that is still parked goes no further."""
+        if fate == "carried":
+            return  # parked until a later life takes it up
+        if rollout in self._names:
+            self._num_left += fate == "stopped"
+            self._num_given_up += fate != "stopped"
+        self._leave(rollout)
+
+    def _leave(self, rollout: str) -> None:
         self._names.discard(rollout)
         self._parked.set(len(self._names))
 
@@ -90,6 +109,9 @@ class Partial:
             "rl.partial.num_parked": self._num_asked,
             "rl.partial.num_engine_lost": self._num_lost,
             "rl.partial.num_resumed": self._num_resumed,
+            "rl.partial.num_crossed": self._num_crossed,
+            "rl.partial.num_given_up": self._num_given_up,
+            "rl.partial.num_still_parked": self._num_left + len(self._names),
             "rl.partial.recomputed_tokens": self._recomputed,
             "rl.partial.masked_tokens": self._num_trained_masked,
             "rl.partial.outcomes": outcomes,

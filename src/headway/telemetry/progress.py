@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from headway.core import commands, events, notes
 from headway.telemetry.steps import StepRecord
-from headway.telemetry.text import number, percent, seconds
+from headway.telemetry.text import figures, number, percent, seconds
 
 if TYPE_CHECKING:
     from headway.telemetry.metrics import RunMetrics
@@ -54,7 +55,7 @@ _COLUMNS = (
 
 
 class Progress:
-    """Turns entries into lines of at most WIDTH characters.
+    """Turns entries into lines of at most WIDTH characters; a longer message takes several.
 
     made/s is the rate at which train rollouts are scored, used/s the rate at which the trainer takes them
     while it computes, wait the share of the step in which it did not compute or publish, queue the groups
@@ -67,6 +68,7 @@ class Progress:
         self._num_lines = 0
         self._new_eval: float | None = None
         self._last_warning: dict[str, str] = {}
+        self._told = ""  # why the run is stopping
 
     def after(self, entry: Entry) -> list[str]:
         """Return the lines for an entry that the metrics were just fed with."""
@@ -80,15 +82,22 @@ class Progress:
             )
         elif isinstance(entry.event, events.CheckpointDone):
             lines.append(f"checkpoint of step {entry.event.step} saved in {seconds(entry.event.duration_s)}")
+        by_guard = any(isinstance(note, notes.GuardAlarm) for note in entry.notes)
         for note in entry.notes:
-            lines += self._note(note)
+            lines += self._note(note, by_guard)
         for command in entry.commands:
             if isinstance(command, commands.RestartWorker):
                 lines.append(f"{command.role} {command.worker} is started anew")
             elif isinstance(command, commands.Finish):
-                word = "failed" if command.failed else "finished"
-                lines.append(f"{word} ({command.outcome}) after {seconds(entry.t)}: {command.message}")
-        return [_cut(line) for line in lines]
+                lines.append(self._finish(command, entry.t))
+        return [part for line in lines for part in _wrapped(line)]
+
+    def _finish(self, command: commands.Finish, t: float) -> str:
+        """Say that it is over; the command prints a fault's message itself, at the very end."""
+        if command.failed:
+            return f"failed after {seconds(t)}"
+        line = f"finished ({command.outcome}) after {seconds(t)}"
+        return line if command.message == self._told else f"{line}: {command.message}"
 
     def _step(self, record: StepRecord) -> list[str]:
         if self._new_eval is not None and record.eval is None:
@@ -120,7 +129,17 @@ class Progress:
             guesses.append(mean * (facts.stop_steps - records[-1].step))
         return max(0.0, min(guesses)) if guesses else None
 
-    def _note(self, note: notes.Note) -> list[str]:
+    def _rolled_back(self, note: notes.RolledBackTo, by_guard: bool) -> str:
+        line = f"rolled back to step {note.step}: {note.reason}"
+        if not by_guard:
+            return line
+        metrics, facts = self._metrics, self._metrics.facts
+        if facts.learning_rate is not None:
+            line += f"; the learning rate is now {figures(facts.learning_rate * metrics.lr_scale)}"
+        most = "" if facts.max_rollbacks is None else f" of {facts.max_rollbacks}"
+        return f"{line} (rollback {metrics.num_guard_rollbacks}{most})"
+
+    def _note(self, note: notes.Note, by_guard: bool) -> list[str]:
         match note:
             case notes.Warned():
                 if self._last_warning.get(note.code) == note.text:
@@ -131,7 +150,12 @@ class Progress:
                 return [f"evaluating version {note.number} on up to {note.num_tasks} tasks"]
             case notes.EvalEnded():
                 return [self._evaluation(note)]
+            case notes.RolledBackTo():
+                return [self._rolled_back(note, by_guard)]
+            case notes.Stopping(outcome="failed"):
+                return []
             case notes.Stopping():
+                self._told = note.message
                 return [f"stopping ({note.outcome}): {note.message}"]
             case _:
                 return []
@@ -157,6 +181,9 @@ def _header() -> str:
     return f"{'step':>10}" + "".join(f"{c.title:>{c.width}}" for c in _COLUMNS) + f"{'left':>9}"
 
 
-def _cut(line: str) -> str:
-    line = " ".join(line.splitlines())
-    return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
+def _wrapped(line: str) -> list[str]:
+    """Return a message in full, on as many lines as it takes; what a table's line holds fits."""
+    if len(line) <= WIDTH and "\n" not in line:
+        return [line]
+    text = " ".join(line.split())
+    return wrap(text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)

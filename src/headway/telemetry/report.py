@@ -32,6 +32,11 @@ _WATCHED = (
     ("KL (sampled, trained), nats", "mismatch_kl"),
     ("entropy, nats", "entropy"),
 )
+_WHERE_ANY = (  # shown where some step has one that is not 0
+    ("masked share", "mask_fraction"),
+    ("correction's weight", "correction_mean"),
+    ("largest ratio", "ratio_max"),
+)
 _MEANING = {
     "filtered": " (no signal)",
     "voided": " (with their group)",
@@ -166,8 +171,9 @@ def _rates(summary: Summary) -> list[RenderableType]:
 
 def _trainer(summary: Summary) -> list[RenderableType]:
     table = _table("a step's", *_COURSE)
-    for label, name in _WATCHED:
-        if (course := summary.get(f"rl.loss.{name}")) is not None:
+    for label, name in (*_WATCHED, *_WHERE_ANY):
+        course = summary.get(f"rl.loss.{name}")
+        if course is not None and ((label, name) in _WATCHED or course["max"]):
             table.add_row(label, *(figures(course[part]) for part in _COURSE))
     parts: list[RenderableType] = [table] if table.row_count else []
     mean, most = summary.get("rl.loss.mismatch_mean"), summary.get("rl.loss.mismatch_max")
@@ -250,17 +256,28 @@ def _discards(summary: Summary) -> list[RenderableType]:
 def _partial(summary: Summary) -> list[RenderableType]:
     if not summary["rl.partial.num_parked"] + summary["rl.partial.num_engine_lost"]:
         return []
+    count = {
+        name: summary[f"rl.partial.num_{name}"]
+        for name in ("parked", "engine_lost", "resumed", "crossed", "given_up", "still_parked")
+    }
+    ends = [f"{count['resumed']:,} times resumed"]
+    ends += [f"{count['crossed']:,} times it ended by itself meanwhile"] if count["crossed"] else []
+    ends += [f"{count['given_up']:,} times given up or begun anew"] if count["given_up"] else []
+    ends += [f"{count['still_parked']:,} still parked at the end"] if count["still_parked"] else []
+    lost = f", {count['engine_lost']:,} times because the engine was lost" if count["engine_lost"] else ""
     lines = [
-        f"parked {summary['rl.partial.num_parked']} times, and {summary['rl.partial.num_engine_lost']} times "
-        f"because the engine was lost; resumed {summary['rl.partial.num_resumed']} times, for "
-        f"{summary['rl.partial.recomputed_tokens']:,} tokens of context computed anew; at most "
-        f"{number(summary['rl.partial.parked']['max'], 0)} at once"
+        f"a rollout was parked {count['parked'] + count['engine_lost']:,} times{lost}: {', '.join(ends)}",
+        f"{summary['rl.partial.recomputed_tokens']:,} tokens of context were computed anew; at most "
+        f"{number(summary['rl.partial.parked']['max'], 0)} were parked at once",
     ]
     if summary["rl.partial.masked_tokens"]:
         lines.append(f"{summary['rl.partial.masked_tokens']:,} sampled tokens were not trained for their age")
-    table = _table("age of the sandbox's state", "fresh", "mean reward", "resumed", "mean reward")
     outcomes = summary["rl.partial.outcomes"]
-    for bucket in dict.fromkeys([*outcomes["fresh"], *outcomes["resumed"]]):
+    buckets = list(dict.fromkeys([*outcomes["fresh"], *outcomes["resumed"]]))
+    if not any(bucket != "0" for bucket in buckets) and not summary["rl.rollout.tool_calls"]["max"]:
+        return [Text(line) for line in lines]  # none acted on a sandbox
+    table = _table("age of the sandbox's state", "fresh", "mean reward", "resumed", "mean reward")
+    for bucket in buckets:
         cells: list[str] = []
         for kind in ("fresh", "resumed"):
             found = outcomes[kind].get(bucket)

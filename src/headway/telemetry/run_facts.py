@@ -21,6 +21,9 @@ class RunFacts:
     band: tuple[float, float] | None = None  # of solve rates that the curriculum aims at
     stop_steps: int | None = None  # optimizer steps after which the run ends, None for no limit
     stop_wall_s: float | None = None
+    learning_rate: float | None = None  # of the config, before any rollback
+    rollback_lr_scale: float = 1.0
+    max_rollbacks: int | None = None
     usd_per_hour: float | None = None
     peak_flops_per_s: float | None = None  # of the trainer's accelerators together
     model: ModelFacts | None = None
@@ -42,6 +45,12 @@ class RunFacts:
                 return replace(self, stop_steps=value or None)
             case "stop.wall_s":
                 return replace(self, stop_wall_s=value or None)
+            case "trainer.learning_rate":
+                return replace(self, learning_rate=value)
+            case "guard.rollback_lr_scale":
+                return replace(self, rollback_lr_scale=value)
+            case "guard.max_rollbacks":
+                return replace(self, max_rollbacks=value)
             case _:
                 return self
 
@@ -57,18 +66,21 @@ class RunFacts:
 def facts_of(header: JournalHeader) -> RunFacts:
     """Read the facts.
 
-    They are `queue.bound`, `stop.steps` and `stop.wall_s` of the scheduler's settings,
-    `telemetry.solved_reward` of the config, and the header's own fields.
+    They are `queue.bound`, `[stop]` and how the guard rolls back of the scheduler's settings,
+    `telemetry.solved_reward` and `trainer.learning_rate` of the config, and the header's own fields.
     """
     stop = _section(header.queue, "stop")
     solved = _section(header.config, "telemetry").get("solved_reward", SOLVED_REWARD)
-    curriculum = _section(header.queue, "curriculum")
+    curriculum, guard = _section(header.queue, "curriculum"), _section(header.queue, "guard")
     return RunFacts(
         bound=_section(header.queue, "queue").get("bound"),
         solved_reward=solved,
         band=(curriculum["band_low"], curriculum["band_high"]) if curriculum.get("levels") else None,
         stop_steps=stop.get("steps") or None,
         stop_wall_s=stop.get("wall_s") or None,
+        learning_rate=_section(header.config, "trainer").get("learning_rate"),
+        rollback_lr_scale=guard.get("rollback_lr_scale", 1.0),
+        max_rollbacks=guard.get("max_rollbacks"),
         usd_per_hour=header.prices.get("usd_per_hour"),
         peak_flops_per_s=header.peak_flops_per_s,
         model=header.model,

@@ -15,6 +15,7 @@ from headway.queue.recovery import RecoverySettings
 from headway.queue.settings import EvalSettings, QueueSettings, SchedulerSettings, StopSettings
 from headway.queue.staleness import StalenessSettings
 from headway.telemetry.metrics import RunMetrics
+from headway.telemetry.partial import Partial
 from headway.telemetry.records import Entry
 from headway.telemetry.report import report_text
 
@@ -36,6 +37,50 @@ def measured(run: SimRun) -> RunMetrics:
     return metrics
 
 
+def assert_parks_add_up(summary) -> None:
+    ends = ("num_resumed", "num_crossed", "num_given_up", "num_still_parked")
+    begins = ("num_parked", "num_engine_lost")
+    assert sum(summary[f"rl.partial.{name}"] for name in ends) == sum(
+        summary[f"rl.partial.{name}"] for name in begins
+    )
+
+
+def test_each_park_has_one_end_also_where_engines_die() -> None:
+    sim = replace(SIM, generator_dies_every_s=60.0)
+    found = [measured(simulate(SETTINGS, sim, seed=seed)).summary() for seed in range(4)]
+    assert any(summary["rl.partial.num_engine_lost"] for summary in found)
+    for summary in found:
+        assert_parks_add_up(summary)
+
+
+def test_how_parks_that_were_never_resumed_ended() -> None:
+    partial = Partial()
+    for name in ("ends", "settles", "again", "stopped", "waits", "carried"):
+        partial.parked(1.0, RolloutParked(name, 0, (), ""))
+    partial.ended("ends")
+    partial.gone("ends", "trained")  # what ended is not parked any more
+    partial.gone("settles", "stale")
+    partial.started("again", "")
+    partial.gone("stopped", "stopped")
+    partial.gone("carried", "carried")
+    partial.started("carried", "what its last life left")
+    summary = partial.summary()
+    names = ("num_parked", "num_resumed", "num_crossed", "num_given_up", "num_still_parked")
+    assert [summary[f"rl.partial.{name}"] for name in names] == [6, 1, 1, 2, 2]
+    assert_parks_add_up(summary)
+
+
+def test_the_table_by_the_sandbox_s_age_appears_only_where_a_rollout_acted_on_one() -> None:
+    metrics = measured(simulate(SETTINGS, SIM, seed=1))
+    summary = metrics.summary()
+    assert "age of the sandbox's state" in report_text(summary, metrics.series())
+    summary["rl.rollout.tool_calls"] = dict.fromkeys(summary["rl.rollout.tool_calls"], 0.0)
+    summary["rl.partial.outcomes"] = {"fresh": {"0": {"num_rollouts": 3, "mean_reward": 1.0}}, "resumed": {}}
+    text = report_text(summary, metrics.series())
+    assert "age of the sandbox's state" not in text
+    assert f"{summary['rl.partial.num_resumed']} times resumed" in text
+
+
 def test_parked_and_resumed_rollouts_are_counted_and_their_outcomes_told_apart() -> None:
     run = simulate(SETTINGS, SIM, seed=1)
     metrics = measured(run)
@@ -45,6 +90,7 @@ def test_parked_and_resumed_rollouts_are_counted_and_their_outcomes_told_apart()
     assert summary["rl.partial.num_parked"] == len(parked) > 0
     assert summary["rl.partial.num_resumed"] == len(resumed) > 0
     assert summary["rl.partial.recomputed_tokens"] == sum(event.num_recomputed_tokens for event in resumed)
+    assert_parks_add_up(summary)
     outcomes = summary["rl.partial.outcomes"]
     counted = sum(cell["num_rollouts"] for table in outcomes.values() for cell in table.values())
     assert counted == summary["num_rollouts"]

@@ -120,14 +120,18 @@ def test_the_text_report_shows_the_trainers_numbers_and_the_environments_own(kit
     script.end(1.0, "g0.0", 4)
     script.score(1.0, "g0.0", 1.0, metrics={"literal": 0.25})
     told = {"entropy": 1.25, "mismatch_mean": 2e-6, "mismatch_max": 5e-5, "nonfinite": 0.0}
-    script.step(2.0, 1, 0.5, loss=0.125, **told)
-    script.step(3.0, 2, 0.5, loss=-0.0625, nonfinite=1.0)
+    told |= {"correction_mean": 0.9, "ratio_max": 0.0}
+    script.step(2.0, 1, 0.5, loss=0.125, mask_fraction=0.0, **told)
+    script.step(3.0, 2, 0.5, loss=-0.0625, mask_fraction=0.25, nonfinite=1.0)
     metrics = script.metrics()
     text = report_text(metrics.summary(), metrics.series())
     assert "the environment's own measures, means: literal 0.25" in text
     lines = [line.split() for line in text.splitlines()]
     assert ["loss", "0.125", "-0.0625", "0.0312", "0.125"] in lines
     assert ["entropy,", "nats", "1.25", "1.25", "1.25", "1.25"] in lines
+    assert ["masked", "share", "0", "0.25", "0.125", "0.25"] in lines
+    assert ["correction's", "weight", "0.9", "0.9", "0.9", "0.9"] in lines
+    assert "largest ratio" not in text  # all 0
     assert "differ by 2e-06 nats on" in text
     assert "at most 5e-05" in text
     assert "50.0% of the steps were skipped: not finite" in text
@@ -168,7 +172,7 @@ def test_progress_lines_of_a_run(kit):
         "counted" in text
     )
     assert "stopping (steps): 2 steps are done" in text
-    assert "finished (steps) after 40.0s: 2 steps are done" in text
+    assert "finished (steps) after 40.0s" in lines
     head = next(line for line in lines if "made/s" in line)
     first, second = (line for line in lines if line.lstrip().startswith(("1/2", "2/2")))
     assert len(head) == len(first) == len(second) <= WIDTH
@@ -245,22 +249,52 @@ def test_time_left_is_the_nearer_of_steps_and_wall_time(kit):
     assert left(steps=0) is None
 
 
-def test_warnings_are_single_bounded_lines_and_do_not_repeat_themselves(kit):
+def test_warnings_are_whole_and_do_not_repeat_themselves(kit):
+    words = " ".join(["word"] * 40)
     script = kit.Script()
-    script.event(1.0, e.DeadlinePassed(), n.Warned("slow", "two\nlines " + "x" * 200))
-    script.event(2.0, e.DeadlinePassed(), n.Warned("slow", "two\nlines " + "x" * 200))
+    script.event(1.0, e.DeadlinePassed(), n.Warned("slow", f"two\nlines {words}. Do this"))
+    script.event(2.0, e.DeadlinePassed(), n.Warned("slow", f"two\nlines {words}. Do this"))
     script.event(3.0, e.DeadlinePassed(), n.Warned("slow", "other"))
     script.event(4.0, e.RunResumed(1, 3, 75.0))
     script.event(5.0, e.CheckpointDone(3, "p", 0.5))
-    script.event(6.0, e.DeadlinePassed(), c.Finish("failed", "gone", True))
     lines = progress_lines(script, kit.header())
-    assert len(lines[0]) == WIDTH
-    assert lines[0].startswith("warning: two lines xxx")
-    assert lines[1:] == [
+    assert all(len(line) <= WIDTH for line in lines)
+    assert " ".join(" ".join(lines[:2]).split()) == f"warning: two lines {words}. Do this"
+    assert lines[1].startswith("    ")
+    assert lines[2:] == [
         "warning: other",
         "resumed at step 3, 1m15s spent so far",
         "checkpoint of step 3 saved in 0.50s",
-        "failed (failed) after 6.00s: gone",
+    ]
+
+
+def test_why_a_run_ended_is_said_once(kit):
+    script = kit.Script()
+    script.event(1.0, e.DeadlinePassed(), n.Stopping("wall", "time is up"))
+    script.event(2.0, e.DeadlinePassed(), c.Finish("wall", "time is up", False))
+    assert progress_lines(script, kit.header()) == [
+        "stopping (wall): time is up",
+        "finished (wall) after 2.00s",
+    ]
+    script = kit.Script()  # the command prints the message of a failure
+    script.event(6.0, e.DeadlinePassed(), n.Stopping("failed", "gone"), c.Finish("failed", "gone", True))
+    assert progress_lines(script, kit.header()) == ["failed after 6.00s"]
+
+
+def test_a_rollback_is_told_with_the_learning_rate_that_follows(kit):
+    header = kit.header()
+    header.config["trainer"] = {"learning_rate": 0.012}
+    header.queue["guard"] = {"rollback_lr_scale": 0.5, "max_rollbacks": 2}
+    script = kit.Script()
+    alarm = n.GuardAlarm("reward", 0.0, 0.2, "rollback", 7)
+    script.event(1.0, e.DeadlinePassed(), alarm, alarm, n.RolledBackTo(4, 9, 1, "reward is 0"))
+    script.event(2.0, e.DeadlinePassed(), c.Train(3, 5, (), 0.5))
+    script.event(3.0, e.DeadlinePassed(), alarm, n.RolledBackTo(0, 9, 2, "reward is 0"))
+    script.event(4.0, e.DeadlinePassed(), n.RolledBackTo(0, 0, 3, "the trainer was lost"))
+    assert progress_lines(script, header) == [
+        "rolled back to step 4: reward is 0; the learning rate is now 0.006 (rollback 1 of 2)",
+        "rolled back to step 0: reward is 0; the learning rate is now 0.003 (rollback 2 of 2)",
+        "rolled back to step 0: the trainer was lost",
     ]
 
 
