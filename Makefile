@@ -8,10 +8,11 @@ CONFIG ?= examples/quickstart.toml
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow check bench bench-loop bench-decode bench-queue format clean
+.PHONY: help setup train test test-slow check bench bench-loop bench-decode bench-queue bench-learning \
+        bench-survival format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv and install Headway into it (once; again when the dependencies change)
 
@@ -43,7 +44,7 @@ check: setup ## lint, formatting, types, floors
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 
-bench: bench-loop bench-decode bench-queue ## every benchmark
+bench: bench-loop bench-decode bench-queue bench-learning bench-survival ## every benchmark
 
 bench-loop: setup ## start-up, sync against async, the driver's share; the last line is JSON
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/loop.py $(ARGS)
@@ -52,7 +53,13 @@ bench-decode: setup ## the engine against transformers' generate; the last line 
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/decode.py $(ARGS)
 
 bench-queue: setup ## the queue's cost per event, 10,000 rollouts at once, the loop against its bounds; JSON last
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/queue.py $(ARGS)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/whole_queue.py $(ARGS)
+
+bench-learning: setup ## what staleness and correction do to learning, over seeds; goes on where it was; JSON last
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/learning.py $(ARGS)
+
+bench-survival: setup ## steps that a hostile setting survives with and without correction and guard; JSON last
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/survival.py $(ARGS)
 
 format: setup ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix

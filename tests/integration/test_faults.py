@@ -104,7 +104,7 @@ def test_no_signal_is_a_bounded_and_named_outcome(bench):
     ended = bench.train(*environment, "queue.drop_zero_advantage=true", "queue.max_empty_batches=2")
     assert ended.code == 0, ended.text
     assert "warning: " in ended.out
-    assert "groups in a row had no signal" in ended.out
+    assert "groups in a row were dropped (4 zero advantage)" in ended.out
     report = bench.check()
     assert (report["outcome"], report["steps"]) == ("no_signal", 0)
     assert report["conservation.by_fate"]["filtered"] >= 16

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from headway.core.codec import to_plain
-from headway.core.commands import Cancel, Finish, RequestTask, Score, StartRollout, Train
-from headway.core.events import RolloutEnded, StepEnded
+from headway.core.commands import Cancel, Command, Finish, RequestTask, Score, StartRollout, Train
+from headway.core.events import RolloutEnded, StepEnded, TasksExhausted
 from headway.core.notes import (
     BatchReleased,
     GroupSettled,
@@ -258,6 +258,23 @@ def test_the_mix_goes_on_right_after_a_kill() -> None:
     for source in MIX:
         assert abs(trained[source.name] - 40 * source.weight) <= 3.0  # what is still in flight
     assert_conserved(run.entries)
+
+
+def test_when_every_source_with_a_weight_runs_out_the_run_is_dry() -> None:
+    sources = (Source("rich", 1.0), Source("never", 0.0))
+    settings = replace(BASE, sources=sources, stop=StopSettings(steps=50))
+
+    class Dry(SimulatedDriver):
+        def _obey(self, command: Command) -> None:
+            if isinstance(command, RequestTask) and command.index > 5:
+                self.later(0.0, TasksExhausted(command.request))
+            else:
+                super()._obey(command)
+
+    driver = Dry(SimRun(Scheduler(settings)), SimSettings(), 0)
+    finish = driver.play()
+    assert finish is not None
+    assert finish.outcome == "tasks_exhausted"
 
 
 def test_tasks_of_a_level_may_have_another_group_size() -> None:

@@ -13,6 +13,10 @@ from headway.core.notes import GuardAlarm, Warned
 from headway.core.records import VersionSpan
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import SimRun, SimulatedDriver
+from headway.queue.context import Context
+from headway.queue.guard import step_ended
+from headway.queue.lost_steps import is_lost_version
+from headway.queue.scheduler import Scheduler
 from headway.queue.settings import (
     CheckpointSettings,
     EvalSettings,
@@ -20,6 +24,7 @@ from headway.queue.settings import (
     SchedulerSettings,
     StopSettings,
 )
+from headway.queue.state import State
 from headway.queue.watch import GuardSettings
 from tests.simulation.ledger import all_commands, all_notes, assert_conserved
 from tests.simulation.scripted import play, scripted
@@ -169,6 +174,21 @@ def test_a_person_may_pause_a_run_without_an_alarm() -> None:
     assert driver.run.scheduler.state.step == 60
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_pause_by_a_setting_ends_too(later: bool) -> None:
+    """Nobody waits for ever, whoever paused the run."""
+    settings = guard("warn", paused=not later, max_pause_s=30.0)
+    driver = scripted(settings, SIM, 0)
+    if later:
+        driver.later(20.0, SettingChanged("guard.paused", True))
+    finish = driver.play()
+    assert finish is not None
+    assert finish.outcome == "guard"
+    assert "guard.max_pause_s = 30" in finish.message
+    assert any("guard.paused is true" in note.text for note in all_notes(driver.run.entries, Warned))
+    assert_conserved(driver.run.entries)
+
+
 def test_an_absolute_limit_acts_before_there_is_a_baseline() -> None:
     run = play(guard("stop", window=1, max_grad_norm=1e-6), SIM, 1, change=Script(""))
     assert finish_of(run).outcome == "guard"
@@ -250,3 +270,23 @@ def test_a_run_in_which_nothing_is_solved_any_more_is_seen_although_no_step_ends
     assert [alarm.metric for alarm in all_notes(driver.run.entries, GuardAlarm)] == ["reward"]
     assert finish_of(driver.run).outcome == "steps"
     assert_conserved(driver.run.entries)
+
+
+def test_few_rollouts_of_a_step_count_with_those_of_the_next_one() -> None:
+    scheduler = Scheduler(replace(BASE, guard=GuardSettings()))
+    guard = scheduler.state.guard
+    for _ in range(BASE.queue.batch_size // 4 - 1):
+        guard.rollout_scored(0.0, 1)
+    ctx = Context(scheduler.settings, scheduler.state, scheduler.index, 0.0)
+    step_ended(ctx, StepEnded(0, 1, 1.0, 1, 1))
+    assert "reward" not in guard.courses
+    guard.rollout_scored(0.0, 1)
+    step_ended(ctx, StepEnded(0, 2, 1.0, 1, 1))
+    assert [sample.step for sample in guard.courses["reward"].window] == [2]
+
+
+def test_rollouts_of_weights_that_were_taken_back_say_nothing_of_the_present_ones() -> None:
+    state = State(lineage=1, step=2, forks=[2])
+    assert is_lost_version(state, 0, 3)
+    assert not is_lost_version(state, 0, 2)
+    assert not is_lost_version(state, 1, 3)

@@ -250,7 +250,7 @@ def test_after_a_resume_submissions_stay_within_the_bound() -> None:
     """A run resumed at version v submits no more than (bound + 1) batches before its first step."""
     run = SimRun(Scheduler(BASE))
     driver = SimulatedDriver(run, SimSettings(train_s=10.0), 1)
-    driver.later(60.0, StopAsked("SIGINT"))
+    driver.later(45.0, StopAsked("SIGINT"))
     driver.play()
     before = len(run.entries)
     SimulatedDriver(run, SimSettings(), 2, lineage=1, start_s=run.entries[-1].t).play()
@@ -403,3 +403,11 @@ def test_a_setting_changes_during_the_run_and_survives_a_snapshot() -> None:
     assert isinstance(notes[0], Warned)
     assert "multiple of group_size" in notes[0].text
     assert scheduler.settings.queue.batch_size == 16
+
+
+def test_requests_of_older_groups_come_first_in_the_engines_line() -> None:
+    run = simulate(BASE, SimSettings(train_s=1.0), 1)
+    starts = [command for command in all_commands(run.entries, StartRollout) if command.purpose == "train"]
+    by_group = {command.group: command.priority for command in starts}
+    assert all(by_group[command.group] == command.priority for command in starts)
+    assert [by_group[group] for group in sorted(by_group)] == sorted(set(by_group.values()))

@@ -81,3 +81,13 @@ def test_fixed_names_are_sections_and_keys_that_exist():
         section, _, key = name.partition(".")
         assert section in sections
         assert not key or key in keys_of(sections[section])
+
+
+def test_a_part_of_a_table_changes_the_table(file):
+    _, changes = change(file, [], ["queue.group_size_by_level.3=16"])
+    assert changes == [("queue.group_size_by_level", {"3": 16})]
+
+
+def test_sources_stay_as_they_are(file):
+    (problem,) = refused(file, "source.easy.weight=0.5")
+    assert "may not change after the run began: the mix so far" in problem

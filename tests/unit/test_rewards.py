@@ -47,7 +47,7 @@ def test_extract_python_block(text, code):
     assert extract_python_block(text) == code
 
 
-@pytest.mark.parametrize("score", [math.nan, math.inf, "1", None, True])
+@pytest.mark.parametrize("score", [math.nan, math.inf, 10**400, "1", None, True])
 def test_a_score_that_is_no_finite_number_is_a_fault(score):
     with pytest.raises(RewardFault, match="score must be a finite number"):
         checked(Reward(score))
@@ -57,6 +57,10 @@ def test_a_metric_is_checked_too_and_a_bare_number_is_no_reward():
     with pytest.raises(RewardFault, match="speed must be a number"):
         checked(Reward(1.0, metrics={"speed": "fast"}))
     checked(Reward(1.0, metrics={"speed": math.nan}))  # costs the number, not the score
+    with pytest.raises(RewardFault, match="strings as names"):
+        checked(Reward(1.0, metrics={3: 1.0}))  # the journal and the summary cannot hold these
+    with pytest.raises(RewardFault, match="reasons of a reward must be strings"):
+        checked(Reward(1.0, (object(),)))
     with pytest.raises(RewardFault, match="must return a Reward"):
         checked(1.0)
     reward = Reward(0.5, ("half",), {"speed": 2.0})

@@ -1,5 +1,7 @@
 """A scheduler is the same whichever snapshot it is rebuilt from, and whether there is one at all."""
 
+from dataclasses import replace
+
 import pytest
 
 from headway.core.codec import to_plain
@@ -40,6 +42,27 @@ def run_dir(tmp_path):
 def rebuilt(run_dir):
     scheduler, next_seq, last_s = snapshots.rebuild(run_dir, SETTINGS, read_journal(run_dir))
     return scheduler.snapshot(), next_seq, last_s
+
+
+def test_tables_keep_their_order(tmp_path):
+    """The scheduler goes round its groups in the order they were made, and what it says depends on that."""
+    settings = replace(SETTINGS, eval=EvalSettings(num_tasks=2, every_steps=1))
+    (tmp_path / "checkpoints").mkdir()
+    run, scheduler = SimRun(Scheduler(settings)), Scheduler(settings)
+    SimulatedDriver(run, SimSettings(), 1).play()
+    mixed = 0
+    for entry in run.entries:
+        scheduler.handle(entry.event, entry.t)
+        names = list(scheduler.state.groups)
+        if names == sorted(names):
+            continue
+        mixed += 1  # an evaluation that began later than groups to be trained
+        snapshots.write(tmp_path, scheduler, entry.seq, keep=1)
+        (path,) = (tmp_path / "checkpoints").iterdir()
+        saved = snapshots._read(path)
+        assert saved is not None
+        assert list(Scheduler.restore(settings, saved[1]).state.groups) == names
+    assert mixed
 
 
 def test_a_damaged_snapshot_is_passed_over(run_dir):

@@ -28,6 +28,7 @@ FIXED = {
     "run.seed": "the order of the tasks and the draws of all rollouts so far come from it",
     "run.usd_per_hour": "the journal's header has the price that the whole run is reported by",
     "model": "the checkpoints are of this model",
+    "source": "the mix so far, and rollouts that are queued, are of these sources",
     "environment.name": "rollouts that are queued or were in flight are of this environment",
     "environment.args": "rollouts that are queued or were in flight are of this environment's tasks",
     "generator.replicas": "groups in flight were given to replicas by name",
@@ -68,7 +69,7 @@ def change(path: Path, earlier: Sequence[Change], overrides: Sequence[str]) -> t
         key = ".".join(parts)
         reason = next((FIXED[name] for name in (key, *_parents(parts)) if name in FIXED), None)
         if reason is None:
-            keys.append(key)
+            keys.append(".".join(parts[:2]))  # a part of a table changes the table
             kept.append(override)
             continue
         rule = f"may not change after the run began: {reason}"

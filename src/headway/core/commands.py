@@ -37,6 +37,7 @@ class StartRollout:
     temperature: float
     replica: str  # affinity: all rollouts of a group go to one replica
     partial: str = ""  # payload of a parked rollout of an earlier life that this attempt goes on from
+    priority: int = 0  # of its requests: lower ones leave the engine's line first
 
 
 @dataclass(frozen=True, slots=True)

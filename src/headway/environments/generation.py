@@ -178,6 +178,7 @@ class Generation:
             command.policy,
             context + answer.ids,
             sampling,
+            priority=command.priority,
             num_answer_tokens=len(answer.ids),
         )
 

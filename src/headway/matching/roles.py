@@ -104,6 +104,7 @@ class SimRollout:
     attempt: int
     replica: str
     task_id: str
+    priority: int = 0  # lower ones leave the line first
     turn: int = 0
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])  # of the answers that ended
     sandbox: str = ""

@@ -6,6 +6,7 @@ a slot, decoding, at a tool, or parked; a replica that dies parks whoever asks i
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -69,6 +70,7 @@ class SimRollouts:
         """Begin an attempt, or go on from a parked one of an earlier life."""
         sim, rng = self._stage.sim, self._stage.rng
         rollout = SimRollout(command.rollout, command.attempt, command.replica, command.task_id)
+        rollout.priority = command.priority
         rollout.hangs = rng.random() < sim.p_hangs
         rollout.ignores_cancel = rollout.hangs and rng.random() < sim.p_ignores_cancel
         self._rollouts[rollout.rollout] = rollout
@@ -180,7 +182,7 @@ class SimRollouts:
             self._set_aside(rollout, "engine_lost")
             return
         rollout.waiting_since_s = self._stage.clock.now()
-        replica.line.append(rollout.rollout)
+        insort(replica.line, rollout.rollout, key=lambda name: self._rollouts[name].priority)
         self._serve(replica)
 
     def _serve(self, replica: SimReplica) -> None:

@@ -173,7 +173,18 @@ def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState, partia
             seed=rollout_seed(ctx.settings.seed, origin(rollout.id), rollout.draws),
             temperature=ctx.settings.temperature if train else ctx.settings.eval.temperature,
             replica=group.replica,
+            priority=_priority(ctx, group),
             partial=partial,
         )
     )
     ctx.expect(f"rollout:{rollout.id}", ctx.settings.rollout_timeout_s)
+
+
+def _priority(ctx: Context, group: GroupState) -> int:
+    """Older groups first: a later turn of one must not wait behind the first turns of all that came since.
+
+    Evaluations take the place of a group that is admitted now.
+    """
+    if group.purpose == "eval":
+        return ctx.state.next_group
+    return int(origin(group.id)[1:])

@@ -32,7 +32,9 @@ def choose(ctx: Context) -> Choice:
     """Return what the next train group is of, and count it."""
     state, settings = ctx.state, ctx.settings
     name, levels = "", settings.curriculum.levels
-    open_sources = [source for source in settings.sources if source.name not in state.mix.exhausted]
+    open_sources = [
+        source for source in settings.sources if source.weight and source.name not in state.mix.exhausted
+    ]
     if open_sources:
         source = sources.next_source(open_sources, state.mix)
         sources.count(state.mix, source.name)
@@ -84,7 +86,8 @@ def exhausted(ctx: Context, group: GroupState) -> None:
     state = ctx.state
     if group.source and group.source not in state.mix.exhausted:
         state.mix.exhausted.append(group.source)
-    state.exhausted = all(source.name in state.mix.exhausted for source in ctx.settings.sources)
+    asked = [source.name for source in ctx.settings.sources if source.weight]  # others are never
+    state.exhausted = all(name in state.mix.exhausted for name in asked)
 
 
 def settled(ctx: Context, group: GroupState, scored: Sequence[RolloutState]) -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from headway.queue.context import Context
 
 OUTCOME = "guard"
+_FEWEST_SHARE = (
+    4  # a step's rollouts are judged from a quarter of a batch on; fewer count with the next step's
+)
 _UNITS = {"entropy": " nats a token", "mismatch_kl": " nats a token", "response_tokens": " tokens"}
 
 
@@ -39,10 +42,10 @@ def batch_empty(ctx: Context) -> bool:
 
 def _look(ctx: Context, step: int, values: dict[str, float]) -> bool:
     state, settings = ctx.state.guard, ctx.settings.guard
-    if state.num_scored:
+    if state.num_scored >= max(1, ctx.settings.queue.batch_size // _FEWEST_SHARE):
         values["reward"] = state.sum_reward / state.num_scored
         values["response_tokens"] = state.sum_tokens / state.num_scored
-    state.num_scored, state.sum_reward, state.sum_tokens = 0, 0.0, 0
+        state.num_scored, state.sum_reward, state.sum_tokens = 0, 0.0, 0
     if settings.action == "off":
         return False
     found: list[Finding] = []
@@ -60,9 +63,10 @@ def paused(ctx: Context) -> bool:
     return ctx.state.guard.paused or ctx.settings.guard.paused
 
 
-def wait(ctx: Context) -> None:
-    """Whoever paused the run, its alarm or a person by the setting: nobody waits for ever."""
-    if "guard" not in ctx.state.deadlines:
+def begin(ctx: Context) -> None:
+    """The run runs: where a setting pauses it, nobody waits for ever for a person either."""
+    if ctx.settings.guard.paused:
+        ctx.warn("guard", "guard.paused is true: no batch is released")
         ctx.expect("guard", ctx.settings.guard.max_pause_s)
 
 
@@ -109,7 +113,7 @@ def _alarm(ctx: Context, found: list[Finding]) -> bool:
     ctx.warn("guard", f"{text} (guard.action {settings.action})")
     if action == "pause":
         state.paused = True
-        wait(ctx)
+        ctx.expect("guard", settings.max_pause_s)
     elif action == "stop":
         stop(ctx, OUTCOME, f"{text}{why}. {_way_on(ctx)}", failed=False)
     elif action == "rollback" and good is not None:

@@ -57,10 +57,14 @@ def is_planned(state: State, planned: int) -> bool:
     return state.step < planned <= state.planned_until
 
 
+def is_lost_version(state: State, lineage: int, number: int) -> bool:
+    """Say whether a version is of a lost branch."""
+    return min([number, *state.forks[lineage : state.lineage]]) < number
+
+
 def is_lost(state: State, group: GroupState) -> bool:
     """Say whether a group began with a version of a lost branch."""
-    ancestor = min([group.number, *state.forks[group.lineage : state.lineage]])
-    return ancestor < group.number
+    return is_lost_version(state, group.lineage, group.number)
 
 
 def take_again(ctx: Context, group: GroupState) -> None:

@@ -12,7 +12,7 @@ from headway.core.commands import Cancel, Score
 from headway.core.events import RolloutEnded, RolloutFailed, Scored, ScoreFailed, ToolEnded, TurnEnded
 from headway.core.notes import AttemptFailed, Fate
 from headway.core.records import merge_spans, without_last
-from headway.queue import concurrency, sandboxes, staleness
+from headway.queue import concurrency, lost_steps, sandboxes, staleness
 from headway.queue.admission import start_attempt
 
 if TYPE_CHECKING:
@@ -167,7 +167,9 @@ def scored(ctx: Context, group: GroupState, rollout: RolloutState, event: Scored
     if group.purpose == "train":
         rewards = ctx.state.rewards
         rewards.append(event.reward)
-        ctx.state.guard.rollout_scored(event.reward, rollout.num_tokens)
+        lost = any(lost_steps.is_lost_version(ctx.state, *span[:2]) for span in rollout.spans)
+        if not lost:  # what collapsed weights earned says nothing of those that were gone back to
+            ctx.state.guard.rollout_scored(event.reward, rollout.num_tokens)
         del rewards[: max(0, len(rewards) - ctx.settings.stop.target_window)]
 
 

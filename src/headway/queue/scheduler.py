@@ -300,6 +300,7 @@ class Scheduler:
         if settings.stop.wall_s:  # from the life's beginning, but a life that starts ends in order
             left_s = settings.stop.wall_s - state.spent_wall_s - (ctx.now - state.life_began_s)
             ctx.expect("wall", max(0.0, left_s))
+        guard.begin(ctx)
         stopping.after_step(ctx)
 
     def _after_step(self, ctx: Context) -> None:
@@ -384,6 +385,9 @@ class Scheduler:
                 text = f"{section}.{problem.key}: {problem.rule} (got {problem.value!r}); nothing changed"
                 ctx.warn("setting", text)
         ctx.settings = self.settings
-        if event.key == "guard.paused" and not self.settings.guard.paused:
-            guard.resume(ctx)
+        if event.key == "guard.paused":
+            if not self.settings.guard.paused:
+                guard.resume(ctx)
+            elif self.state.phase == "running":
+                guard.begin(ctx)
         self.index.judged_at = None

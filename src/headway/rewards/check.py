@@ -18,14 +18,18 @@ def checked(reward: object, num_turns: int | None = None) -> Reward:
     if not isinstance(reward, Reward):
         raise RewardFault("a reward function must return a Reward", value=type(reward).__name__)
     score: object = reward.score
-    if not _is_number(score) or not math.isfinite(score):
+    if not _is_finite(score):
         raise RewardFault("a reward's score must be a finite number", value=repr(score))
     metrics: dict[str, object] = {**reward.metrics}
     for name, value in metrics.items():
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RewardFault("a reward's metrics must have strings as names", value=repr(name))
         if not _is_number(value):
             raise RewardFault(f"a reward's metric {name} must be a number", value=repr(value))
+    if not all(isinstance(reason, str) for reason in reward.reasons):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise RewardFault("the reasons of a reward must be strings", value=repr(reward.reasons))
     turns: tuple[object, ...] = tuple(reward.turns)
-    if not all(_is_number(value) and math.isfinite(value) for value in turns):
+    if not all(_is_finite(value) for value in turns):
         raise RewardFault("the rewards of turns must be finite numbers", value=repr(turns))
     if turns and num_turns is not None and len(turns) != num_turns:
         rule = f"a reward has no rewards of turns, or one for each of the {num_turns} answers"
@@ -35,3 +39,10 @@ def checked(reward: object, num_turns: int | None = None) -> Reward:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return _is_number(value) and math.isfinite(value)
+    except OverflowError:  # an int beyond every float
+        return False

@@ -11,6 +11,7 @@ from headway.config.stages import Change, change, value_of
 from headway.core.codec import to_plain
 from headway.core.errors import RunDirectoryError, UserError
 from headway.core.events import RunResumed, SettingChanged
+from headway.queue.state import CARRIED
 from headway.runtime import directory, snapshots
 from headway.runtime.job import checkpoint_dir
 from headway.runtime.life import Prepared, live, sweep
@@ -59,7 +60,7 @@ def _resume(run_dir: Path, overrides: Sequence[str]) -> int:
         directory.end_life(run_dir)
     scheduler, next_seq, last_s = snapshots.rebuild(run_dir, scheduler_settings(stage.began), journal)
     state = scheduler.state
-    if state.phase == "finished" and state.outcome not in ("interrupted", "failed"):
+    if state.phase == "finished" and state.outcome not in CARRIED:
         said = f"the run {run_dir} is complete ({state.outcome}: {state.message})"
         if not overrides:
             say(said)

@@ -12,7 +12,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from headway.core.codec import encoded
+from headway.core.codec import encoded, ordered
 from headway.queue.scheduler import Scheduler
 from headway.runtime.job import checkpoint_dir
 
@@ -28,7 +28,7 @@ _PREFIX = "scheduler-"
 def write(run_dir: Path, scheduler: Scheduler, seq: int, keep: int) -> None:
     """Save the state after the event `seq`, whole or not at all; only the newest `keep` are kept."""
     directory = checkpoint_dir(run_dir)
-    state = encoded(scheduler.snapshot())
+    state = ordered(scheduler.snapshot())  # the scheduler goes round its tables in the order they were made
     head = encoded({"seq": seq, "sha256": hashlib.sha256(state).hexdigest()})
     path = directory / f"{_PREFIX}{seq:012d}.json"
     temporary = path.with_suffix(".new")

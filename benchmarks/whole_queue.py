@@ -1,6 +1,6 @@
 """The queue: what an event costs, what 10,000 rollouts cost, and how near the loop comes to its bounds.
 
-    python benchmarks/queue.py [--rounds 3] [--only events live efficiency]
+    python benchmarks/whole_queue.py [--rounds 3] [--only events live efficiency]
 
 - events: the scheduler's cost per event with 100 to 100,000 rollouts in flight (queue_events.py).
 - live: the live driver and an environment worker with 10,000 rollouts at once (live_load.py).
