@@ -9,10 +9,10 @@ end everything is answered in the usual way: the run must finish and its ledger 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -51,7 +51,6 @@ from headway.queue.watch import GuardSettings
 from tests.property.ledger_of_truth import Truth
 from tests.property.outside import Outside
 
-THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "slow"
 MOST_EVENTS = 6000  # that a run may take to its end; one that takes more hangs
 ONCE = ("RunStarted", "RunResumed", "SettingChanged", "StopAsked", "CommandRefused", "WorkerLost", "EvalDue")
 MAY_BE_LOST = ("rollout", "score", "grant", "live", "release")
@@ -331,11 +330,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(self.truth.settled) == self.truth.started
 
 
+class ThoroughMachine(SchedulerMachine):
+    """The same, for longer."""
+
+
+def at_most(num_runs: int, num_rules: int) -> settings:
+    return settings(
+        max_examples=num_runs,
+        stateful_step_count=num_rules,
+        deadline=None,
+        phases=[phase for phase in Phase if phase is not Phase.explain],  # it traces every line
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(
-    max_examples=2000 if THOROUGH else 40,
-    stateful_step_count=80 if THOROUGH else 40,
-    deadline=None,
-    phases=[phase for phase in Phase if phase is not Phase.explain],  # it traces every line
-    suppress_health_check=list(HealthCheck),
-)
+TestScheduler.settings = at_most(40, 40)
+TestSchedulerThoroughly = pytest.mark.slow(pytest.mark.timeout(1800)(ThoroughMachine.TestCase))
+TestSchedulerThoroughly.settings = at_most(1500, 80)

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 def release(ctx: Context) -> None:
     """Hand a batch to the idle trainer when one is ready."""
     state, queue = ctx.state, ctx.settings.queue
-    if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined:
-        return
-    if guard.paused(ctx):
-        guard.wait(ctx)
+    if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined or guard.paused(ctx):
         return
     drop_stale(ctx)
     queued = ctx.index.train["queued"]

@@ -64,14 +64,9 @@ def paused(ctx: Context) -> bool:
 
 
 def begin(ctx: Context) -> None:
-    """The run runs, or a setting changed: say that it is paused where it is."""
+    """The run runs: where a setting pauses it, nobody waits for ever for a person either."""
     if ctx.settings.guard.paused:
         ctx.warn("guard", "guard.paused is true: no batch is released")
-
-
-def wait(ctx: Context) -> None:
-    """Whoever paused the run, its alarm or a person by the setting: nobody waits for ever."""
-    if "guard" not in ctx.state.deadlines:
         ctx.expect("guard", ctx.settings.guard.max_pause_s)
 
 
@@ -118,7 +113,7 @@ def _alarm(ctx: Context, found: list[Finding]) -> bool:
     ctx.warn("guard", f"{text} (guard.action {settings.action})")
     if action == "pause":
         state.paused = True
-        wait(ctx)
+        ctx.expect("guard", settings.max_pause_s)
     elif action == "stop":
         stop(ctx, OUTCOME, f"{text}{why}. {_way_on(ctx)}", failed=False)
     elif action == "rollback" and good is not None:
