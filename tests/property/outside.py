@@ -109,6 +109,7 @@ class Outside:
     trainer_alive: bool = False
     partials: dict[str, Attempt] = field(default_factory=dict)
     spans: dict[str, tuple[VersionSpan, ...]] = field(default_factory=dict)  # by payload
+    released: set[str] = field(default_factory=set)  # sandboxes that were asked to end
     finish: Finish | None = None
     wake_at_s: float | None = None
     num: int = 0  # of things made, for their names and numbers
@@ -141,6 +142,7 @@ class Outside:
             case GrantSandbox():
                 self.open["grant", command.sandbox] = command
             case ReleaseSandbox():
+                self.released.add(command.sandbox)
                 self.open.pop(("live", command.sandbox), None)
                 self.open["release", command.sandbox] = command
             case Score():
@@ -281,7 +283,7 @@ class Outside:
 
     def _ready(self, command: GrantSandbox) -> Event:
         event = SandboxReady(command.rollout, command.attempt, command.sandbox, 0.1)
-        if ("release", command.sandbox) not in self.open:  # else it ends as soon as it runs
+        if command.sandbox not in self.released:  # else it ends as soon as it runs
             self.open["live", command.sandbox] = event
         attempt = self.open.get(("rollout", command.rollout, command.attempt))
         if isinstance(attempt, Attempt):
