@@ -216,6 +216,7 @@ def looked_up(index: Index) -> dict[str, object]:
         "parked": sorted(index.parked),
         "num_running": index.num_running,
         "num_late": index.num_late,
+        "num_queued_tokens": index.num_queued_tokens,
         "busy": index.busy,
         "load": index.load,
         "wanted": {purpose: list(line) for purpose, line in index.wanted.items()},

@@ -411,3 +411,23 @@ def test_requests_of_older_groups_come_first_in_the_engines_line() -> None:
     by_group = {command.group: command.priority for command in starts}
     assert all(by_group[command.group] == command.priority for command in starts)
     assert [by_group[group] for group in sorted(by_group)] == sorted(set(by_group.values()))
+
+
+def test_a_batch_is_limited_by_its_tokens_and_the_oldest_that_fit_leave_first() -> None:
+    limit = 700
+    settings = queue(group_size=2, batch_size=16, bound=8, batch_tokens=limit)
+    run = simulate(settings, SimSettings(train_s=1.0, tokens_sigma=0.8), 1)
+    tokens: dict[str, int] = {}
+    for entry in run.entries:
+        if isinstance(entry.event, RolloutEnded):
+            tokens[entry.event.rollout] = entry.event.num_tokens
+    sizes: list[int] = []
+    for command in all_commands(run.entries, Train):
+        groups: dict[str, int] = {}
+        for row in command.rows:
+            groups[row.group] = groups.get(row.group, 0) + tokens[row.rollout]
+        assert len(groups) == 1 or sum(groups.values()) <= limit
+        sizes.append(len(groups))
+    assert len(set(sizes)) > 1
+    assert max(sizes) < settings.queue.batch_groups
+    assert_conserved(run.entries)

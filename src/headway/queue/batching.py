@@ -43,7 +43,7 @@ def release(ctx: Context) -> None:
             return  # else no event would follow
     if planned:
         _release(ctx, planned)
-    elif queued and (len(queued) >= needed or dry):
+    elif queued and (len(queued) >= needed or _holds_enough(ctx) or dry):
         _release(ctx, list(queued.values()))
     elif dry:
         stop(ctx, "tasks_exhausted", "the task source has no more tasks", failed=False)
@@ -74,11 +74,36 @@ def _empty_batch(ctx: Context) -> None:
         )
 
 
+def _holds_enough(ctx: Context) -> bool:
+    """Whether the waiting groups fill a batch by their tokens."""
+    limit = ctx.settings.queue.batch_tokens
+    return bool(limit) and ctx.index.num_queued_tokens >= limit
+
+
+def _fitting(ctx: Context, queued: list[GroupState]) -> list[GroupState]:
+    """Return as many of the oldest as fit into a batch, one at least."""
+    queue = ctx.settings.queue
+    batch: list[GroupState] = []
+    num_tokens = 0
+    for group in queued[: queue.batch_groups]:
+        num_tokens += group.num_tokens
+        if batch and queue.batch_tokens and num_tokens > queue.batch_tokens:
+            break
+        batch.append(group)
+    return batch
+
+
+def _expected(before: float, num_groups: int) -> float:
+    """Return how many groups a batch may be expected to hold, by the newest ones."""
+    return (before + num_groups) / 2 if before else float(num_groups)
+
+
 def _release(ctx: Context, queued: list[GroupState]) -> None:
     state, queue = ctx.state, ctx.settings.queue
     queued.sort(key=lambda group: (-age(state, group.lineage, group.number), origin(group.id)))
     again = lost_steps.is_planned(state, queued[0].planned) and queued[0].planned == state.step + 1
-    batch = queued if again else queued[: queue.batch_groups]
+    batch = queued if again else _fitting(ctx, queued)
+    state.groups_per_batch = _expected(state.groups_per_batch, len(batch))
     rows: list[Row] = []
     trajectory: list[int] = []
     environment: list[int] = []

@@ -46,6 +46,7 @@ class Index:
         self.busy: dict[str, int] = {}  # rollouts at station running, of any purpose, by replica
         self.load: dict[str, int] = {}  # rollouts of running groups, by replica
         self._loaded: dict[str, tuple[str, int]] = {}
+        self.num_queued_tokens = 0  # sampled, of the train groups that wait
         self.num_late = 0  # of the admitted train groups, those that partial rollouts set aside
         self.judged_at: tuple[int, int] | None = None  # lineage and step at which queued groups were judged
         self.wanted: dict[str, dict[str, SandboxState]] = {"rollout": {}, "verify": {}}  # first come first
@@ -134,6 +135,8 @@ class Index:
 
     def _shelve(self, group: GroupState) -> None:
         self._shelves(group)["dormant" if group.dormant else group.stage][group.id] = group
+        if group.stage == "queued" and group.purpose == "train":
+            self.num_queued_tokens += group.num_tokens
         self.num_late += group.late and group.stage in ADMITTED
         if group.stage == "running" and not group.dormant:
             self.load[group.replica] = self.load.get(group.replica, 0) + len(group.rollouts)
@@ -143,6 +146,8 @@ class Index:
     def _unshelve(self, group: GroupState) -> None:
         if self._shelves(group)["dormant" if group.dormant else group.stage].pop(group.id, None) is None:
             return
+        if group.stage == "queued" and group.purpose == "train":
+            self.num_queued_tokens -= group.num_tokens
         self.num_late -= group.late and group.stage in ADMITTED
         self.complete.pop(group.id, None)
         self.met.pop(group.id, None)

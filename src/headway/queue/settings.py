@@ -44,8 +44,9 @@ class QueueSettings:
     )
     batch_tokens: int = setting(
         0,
-        "Release a batch by tokens instead: when the queued groups hold this many sampled tokens, as many of "
-        "the oldest as fit, at least one. batch_size then only says how many to expect. 0 counts groups.",
+        "Most sampled tokens of a batch, so that steps take about the same time: it is released as soon as "
+        "the waiting groups hold so many, with as many of the oldest as fit, at least one and at most "
+        "batch_size rollouts. 0 counts groups alone.",
         ge=0,
     )
     publish_every: int = setting(

@@ -91,6 +91,11 @@ class GroupState:
     late: bool = False  # once parked: it holds no place ahead of training any more
     dormant: bool = False  # in flight in an earlier life; nothing of it runs in this one yet
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that its rollouts sampled."""
+        return sum(rollout.num_tokens for rollout in self.rollouts)
+
 
 @dataclass(slots=True)
 class Again:
@@ -193,6 +198,7 @@ class State:
     filtered_groups: int = 0  # since the last batch
     filtered_reasons: dict[str, int] = field(default_factory=dict[str, int])  # of these
     empty_batches: int = 0  # in a row
+    groups_per_batch: float = 0.0  # of the newest batches, 0 before the first
     failed_groups: int = 0  # in a row
     stale_groups: int = 0  # given up for their age since the last batch
     last_failure: str = ""
