@@ -51,7 +51,7 @@ def admit(ctx: Context) -> None:
     room = concurrency.room_for_new(ctx)
     while True:
         step = (
-            state.step + busy + max(0, ahead) // _groups_a_step(ctx)
+            state.step + busy + max(0, ahead) // groups_a_step(ctx)
         )  # the version that this group's step trains from
         if state.again and lost_steps.is_planned(state, state.again[0].planned):
             step = state.again[0].planned - 1
@@ -180,7 +180,7 @@ def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState, partia
     ctx.expect(f"rollout:{rollout.id}", ctx.settings.rollout_timeout_s)
 
 
-def _groups_a_step(ctx: Context) -> int:
+def groups_a_step(ctx: Context) -> int:
     """Return how many groups a step may be expected to take; fewer than asked for where tokens limit it."""
     queue, seen = ctx.settings.queue, ctx.state.groups_per_batch
     if not queue.batch_tokens or not seen:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headway.core.commands import Row, Train
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
 from headway.queue import acceptance, guard, lost_steps, oversampling
-from headway.queue.admission import ghosts
+from headway.queue.admission import ghosts, groups_a_step
 from headway.queue.context import origin
 from headway.queue.partial import park_stragglers
 from headway.queue.staleness import age, drop_stale, masked_versions, weight
@@ -37,7 +37,7 @@ def release(ctx: Context) -> None:
     if waits:
         return
     dry = state.exhausted and not ctx.index.num_admitted and not state.again
-    if not queued and needed <= 0:
+    if not queued and groups_a_step(ctx) <= held:
         _empty_batch(ctx)
         if not dry or state.phase != "running" or state.trainer != "idle":
             return  # else no event would follow
@@ -47,6 +47,20 @@ def release(ctx: Context) -> None:
         _release(ctx, list(queued.values()))
     elif dry:
         stop(ctx, "tasks_exhausted", "the task source has no more tasks", failed=False)
+
+
+def release_rest(ctx: Context) -> None:
+    """Release what waits when tokens limit batches and nothing else is on its way.
+
+    Admission expects small batches then, and may have let in fewer groups than a whole batch needs.
+    """
+    state, queued = ctx.state, ctx.index.train["queued"]
+    if not ctx.settings.queue.batch_tokens or not queued or ctx.index.num_admitted:
+        return
+    busy = state.trainer != "idle" or not state.trainer_joined or state.restart_due or state.eval is not None
+    updating = any(r.pending is not None or not r.usable for r in state.replicas.values())
+    if state.phase == "running" and not busy and not updating and not guard.paused(ctx):
+        _release(ctx, list(queued.values()))
 
 
 def _empty_batch(ctx: Context) -> None:

@@ -182,6 +182,7 @@ class Scheduler:
         batching.release(ctx)
         partial.resume(ctx)
         admission.admit(ctx)
+        batching.release_rest(ctx)
         stopping.finish(ctx)
 
     def _take(self, ctx: Context, event: Event) -> None:
