@@ -5,7 +5,7 @@ wait for a tool after each answer; the waits are lognormal, so a few rollouts ta
 In turns:
 
 - generate: nothing is trained; answers a second once the engine is full: the pure generation rate.
-- sync, async, partial: the loop with bound 0, with bound 4, and with bound 4 and stragglers set aside. Each
+- sync, async, partial: the loop with bound 0, with bound 8, and with bound 8 and stragglers set aside. Each
   also tells its pure training rate: rollouts trained by the seconds that the trainer computed and published.
 
 efficiency = rollouts trained a second of wall time / min(generation rate, training rate), after the start.
@@ -30,12 +30,13 @@ TURNS = 3  # answers of a rollout
 START_S = 12.0  # for the processes to come up
 MODES: dict[str, dict[str, object]] = {
     "sync": {"queue.bound": 0},
-    "async": {"queue.bound": 4, "queue.depth": 2},
+    "async": {"queue.bound": 8, "queue.depth": 4},
     "partial": {
-        "queue.bound": 4,
-        "queue.depth": 2,
+        "queue.bound": 8,
+        "queue.depth": 4,
         "partial.park": "update",
-        "partial.after_steps": 1,
+        "partial.after_steps": 4,
+        "partial.max_late_batches": 16,
         "staleness.token": "mask",
     },
 }

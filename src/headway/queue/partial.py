@@ -38,7 +38,9 @@ class PartialSettings:
         "memory is freed; conversation and sandbox are kept.",
     )
     after_steps: int = setting(
-        1, "A running rollout is a straggler once its group began so many versions before the newest.", ge=0
+        1,
+        "A running rollout is a straggler once it began, or went on, so many versions before the newest.",
+        ge=0,
     )
     max_late_batches: int = setting(
         4, "Groups set aside at once, in batches; beyond that nothing more is parked.", ge=1
@@ -60,9 +62,9 @@ def park_stragglers(ctx: Context, moment: Literal["batch", "update"]) -> None:
     for group in ctx.index.on("running"):
         if not group.late and ctx.index.num_late >= limit:
             continue
-        behind = staleness.age(state, group.lineage, group.number) + newest - state.step
-        if behind >= rule.after_steps:
-            for rollout in group.rollouts:
+        for rollout in group.rollouts:
+            began = rollout.resumed_at or (group.lineage, group.number)
+            if staleness.age(state, *began) + newest - state.step >= rule.after_steps:
                 park(ctx, group, rollout)
 
 
