@@ -16,7 +16,6 @@ from headway.core.commands import RequestTask, StartRollout
 from headway.queue import choice, concurrency, lost_steps
 from headway.queue.choice import Choice
 from headway.queue.context import Context, origin, rollout_seed
-from headway.queue.staleness import age
 from headway.queue.state import Again, GroupState, RolloutState
 
 if TYPE_CHECKING:
@@ -38,15 +37,14 @@ def admit(ctx: Context) -> None:
     if state.phase != "running" or state.restart_due or dry or not state.replicas:
         return
     index = ctx.index
-    ahead = ghosts(ctx) + index.num_admitted - index.num_late + len(index.train["queued"])
-    ahead += lost_steps.places(ctx) - ctx.settings.oversampling.groups_extra
+    ahead = ghosts(ctx) + index.num_ahead + lost_steps.places(ctx) - ctx.settings.oversampling.groups_extra
     size = choice.largest_group(ctx)
     running = index.num_running + len(index.train["requested"]) * size
-    busy = 1 if ctx.index.train["training"] else 0
-    ages = [age(state, r.lineage, r.number) for r in state.replicas.values() if r.usable]
-    if not ages:
+    busy = 1 if index.train["training"] else 0
+    held = lost_steps.age_of_held(state)
+    if held is None:
         return
-    applied = state.step - max(ages)
+    applied = state.step - held
     last_step = ctx.settings.stop.steps
     room = concurrency.room_for_new(ctx)
     while True:
@@ -122,8 +120,7 @@ def start_group(ctx: Context, group: GroupState, task_id: str, level: int) -> No
     ctx.met(f"task:{group.id}")
     state.requests.pop(group.request, None)
     group.task_id, group.level = task_id, level
-    usable = [name for name, replica in state.replicas.items() if replica.usable]
-    group.replica = min(usable or state.replicas, key=lambda name: (ctx.index.load.get(name, 0), name))
+    group.replica = least_loaded(ctx)
     replica = state.replicas[group.replica]
     group.lineage, group.number = replica.lineage, replica.number
     if group.rollouts:
@@ -138,6 +135,13 @@ def start_group(ctx: Context, group: GroupState, task_id: str, level: int) -> No
     ctx.move(group, "running")
     for rollout in rollouts:
         start_attempt(ctx, group, rollout)
+
+
+def least_loaded(ctx: Context) -> str:
+    """Return the replica with the fewest rollouts, of those that are usable where there are any."""
+    replicas = ctx.state.replicas
+    usable = [name for name, replica in replicas.items() if replica.usable]
+    return min(usable or replicas, key=lambda name: (ctx.index.load.get(name, 0), name))
 
 
 def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState, partial: str = "") -> None:

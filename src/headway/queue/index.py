@@ -123,6 +123,11 @@ class Index:
         return sum(len(self.train[shelf]) for shelf in ADMITTED)
 
     @property
+    def num_ahead(self) -> int:
+        """Train groups between admission and trainer, those left out that were set aside."""
+        return self.num_admitted - self.num_late + len(self.train["queued"])
+
+    @property
     def waits(self) -> bool:
         """Whether a group waits for a task, a rollout or its advantages."""
         for groups in (self.train, self.evals):

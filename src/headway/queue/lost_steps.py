@@ -30,8 +30,19 @@ def age(state: State, lineage: int, number: int) -> int:
 
     A token of a lost branch ages by that branch's steps past the fork plus the surviving steps since.
     """
-    ancestor = min([number, *state.forks[lineage : state.lineage]])
+    ancestor = _ancestor(state, lineage, number)
     return (state.step - ancestor) + (number - ancestor)
+
+
+def age_of_held(state: State) -> int | None:
+    """Return the age of the oldest version that a usable replica holds, None without one."""
+    held = (age(state, r.lineage, r.number) for r in state.replicas.values() if r.usable)
+    return max(held, default=None)
+
+
+def _ancestor(state: State, lineage: int, number: int) -> int:
+    """Return the newest step that a version shares with the surviving branch."""
+    return min([number, *state.forks[lineage : state.lineage]])
 
 
 def plan(ctx: Context, step: int) -> None:
@@ -59,7 +70,7 @@ def is_planned(state: State, planned: int) -> bool:
 
 def is_lost_version(state: State, lineage: int, number: int) -> bool:
     """Say whether a version is of a lost branch."""
-    return min([number, *state.forks[lineage : state.lineage]]) < number
+    return _ancestor(state, lineage, number) < number
 
 
 def is_lost(state: State, group: GroupState) -> bool:

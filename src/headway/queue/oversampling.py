@@ -50,10 +50,9 @@ def batch_met(ctx: Context) -> None:
     rule, queue, state, index = ctx.settings.oversampling, ctx.settings.queue, ctx.state, ctx.index
     if not rule.groups_extra or rule.when_met == "finish":
         return
-    ages = [lost_steps.age(state, r.lineage, r.number) for r in state.replicas.values() if r.usable]
-    allowed = max(0, ctx.settings.depth - max(ages, default=0)) * queue.batch_groups
-    num_ahead = index.num_admitted - index.num_late + len(index.train["queued"])
-    surplus = max(0, min(rule.groups_extra, num_ahead - allowed))
+    held = lost_steps.age_of_held(state) or 0
+    allowed = max(0, ctx.settings.depth - held) * queue.batch_groups
+    surplus = max(0, min(rule.groups_extra, index.num_ahead - allowed))
     rest = [group for shelf in _REST for group in index.on(shelf) if not _is_wanted(group)]
     for group in rest[:surplus]:
         if rule.when_met == "park":

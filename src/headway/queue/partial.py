@@ -18,7 +18,7 @@ from headway.core.commands import Park, Resume
 from headway.core.records import merge_spans
 from headway.core.settings import setting
 from headway.queue import concurrency, rollouts, staleness
-from headway.queue.admission import start_attempt
+from headway.queue.admission import least_loaded, start_attempt
 
 if TYPE_CHECKING:
     from headway.core.events import RolloutParked, RolloutResumed
@@ -89,7 +89,6 @@ def parked(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollou
     ctx.met(f"park:{rollout.id}")
     ctx.met(f"rollout:{rollout.id}")
     set_aside(ctx, group, rollout)
-    rollout.num_parks += 1
     if event.cause == "engine_lost":
         ctx.state.resume_due = True
         rollout.num_losses += 1
@@ -152,12 +151,6 @@ def _go_on(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
     rollout.pending, rollout.resumed_at = "resuming", (replica.lineage, replica.number)
     ctx.ask(Resume(rollout.id, rollout.attempt, group.replica))
     ctx.expect(f"resume:{rollout.id}", ctx.settings.deadlines.cancel_s)
-
-
-def least_loaded(ctx: Context) -> str:
-    """Return the usable replica with the fewest rollouts."""
-    usable = [name for name, replica in ctx.state.replicas.items() if replica.usable]
-    return min(usable, key=lambda name: (ctx.index.load.get(name, 0), name))
 
 
 def resumed(ctx: Context, group: GroupState, rollout: RolloutState, event: RolloutResumed) -> None:

@@ -168,7 +168,7 @@ def drop_stale(ctx: Context) -> None:
 
 def judge_queued(ctx: Context, group: GroupState) -> None:
     """Void a queued group with a member that is too old."""
-    stale = [rollout.id for rollout in group.rollouts if _untrainable(ctx, rollout)]
+    stale = [rollout.id for rollout in group.rollouts if verdict(ctx, rollout)]
     nothing = all(_all_masked(ctx, rollout) for rollout in group.rollouts)
     if not stale and not nothing:
         return
@@ -183,10 +183,6 @@ def judge_queued(ctx: Context, group: GroupState) -> None:
     else:
         ctx.state.stale_groups += 1
         choice.dropped(ctx, group)
-
-
-def _untrainable(ctx: Context, rollout: RolloutState) -> bool:
-    return verdict(ctx, rollout) != ""
 
 
 def _all_masked(ctx: Context, rollout: RolloutState) -> bool:

@@ -54,7 +54,6 @@ class RolloutState:
     partial: str = ""  # what a later life can go on from, for station parked
     unstarted: bool = False  # parked before its attempt began, for no replica could take it
     num_unfinished: int = 0  # tokens at the spans' end, of an answer whose TurnEnded tells them again
-    num_parks: int = 0
     num_losses: int = 0  # engines lost since its last answer
     num_restarts: int = 0  # begun anew because of its age
     resumed_at: tuple[int, int] | None = None  # version (lineage, number) of the newest resumption
