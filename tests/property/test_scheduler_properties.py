@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headway.core.commands import Finish, Train
 from headway.core.notes import BatchReleased, EvalEnded
 from headway.matching.roles import SimSettings
-from headway.matching.simulate import SimRun, SimulatedDriver, simulate
+from headway.matching.simulate import simulate
 from headway.queue.index import Index
 from headway.queue.partial import PartialSettings
 from headway.queue.recovery import RecoverySettings
@@ -24,6 +24,7 @@ from headway.queue.settings import (
 )
 from headway.queue.staleness import StalenessSettings
 from tests.simulation.ledger import all_notes, assert_conserved, assert_within_bound
+from tests.simulation.scenarios import play_lives
 
 LOOSE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 probability = st.sampled_from([0.0, 0.0, 0.02, 0.2])
@@ -148,24 +149,7 @@ def test_a_restored_snapshot_goes_on_exactly_where_it_was_taken(
 def test_killed_anywhere_a_run_resumes_and_trains_nothing_twice(
     queue: SchedulerSettings, sim: SimSettings, seed: int, kills: list[int]
 ) -> None:
-    run = SimRun(Scheduler(queue))
-    finish = None
-    for lineage, stop_after in enumerate([*kills, None]):
-        now = run.entries[-1].t if run.entries else 0.0
-        driver = SimulatedDriver(run, sim, seed + lineage, lineage=lineage, start_s=now)
-        finish = driver.play(stop_after=stop_after)
-        # what a crash leaves is the journal: rebuild the scheduler from it alone
-        scheduler = Scheduler(queue)
-        for entry in run.entries:
-            assert scheduler.handle(entry.event, entry.t) == (entry.commands, entry.notes)
-        run.scheduler = scheduler
-        if finish is not None and finish.outcome not in ("interrupted", "failed"):
-            break
-    assert finish is not None
-    assert_conserved(run.entries)
-    assert_within_bound(run.entries, queue.queue.bound)
-    survivors = [rollout for rows in run.trained.values() for rollout in rows]
-    assert len(survivors) == len(set(survivors))
+    play_lives(queue, sim, seed, kills)
 
 
 @LOOSE

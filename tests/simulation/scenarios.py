@@ -18,6 +18,7 @@ from headway.queue.settings import (
     StopSettings,
 )
 from headway.queue.staleness import StalenessSettings
+from headway.queue.state import CARRIED
 from tests.simulation.flow import FlowDriver, draw_flow
 from tests.simulation.ledger import assert_conserved, assert_within_bound
 
@@ -105,25 +106,47 @@ def play(seed: int) -> tuple[SimRun, Finish]:
     """Play the scenario of a seed, killed up to three times, and check every invariant on its journal."""
     rng = random.Random(seed)
     settings, sim = draw_settings(rng), draw_sim(rng)
-    if seed % 3 == 1:
+    flow = seed % 3 == 1
+    if flow:
         settings, sim = draw_flow(settings, sim, random.Random(f"flow/{seed}"))
-    kills: list[int | None] = [rng.randint(1, 600) for _ in range(rng.randint(0, 3))] if seed % 2 else []
+    kills = [rng.randint(1, 600) for _ in range(rng.randint(0, 3))] if seed % 2 else []
+    kind = FlowDriver if flow else SimulatedDriver
+    return play_lives(settings, sim, seed, kills, kind=kind, max_events=MAX_EVENTS)
+
+
+def play_lives(
+    settings: SchedulerSettings,
+    sim: SimSettings,
+    seed: int,
+    kills: list[int],
+    *,
+    kind: type[SimulatedDriver] = SimulatedDriver,
+    max_events: int = 200_000,
+) -> tuple[SimRun, Finish]:
+    """Play a run that is killed after so many events of each life, and check every invariant on its journal.
+
+    What a kill leaves is the journal: the scheduler of the next life is rebuilt from it alone.
+    """
     run, finish = SimRun(Scheduler(settings)), None
     for life, stop_after in enumerate([*kills, None]):
         now = run.entries[-1].t if run.entries else 0.0
         lineage = run.scheduler.state.lineage + 1 if life else 0
-        kind = FlowDriver if seed % 3 == 1 else SimulatedDriver
         driver = kind(run, sim, seed + life, lineage=lineage, start_s=now)
-        finish = driver.play(stop_after=stop_after, max_events=MAX_EVENTS)
+        finish = driver.play(stop_after=stop_after, max_events=max_events)
         run.scheduler = replayed(settings, run)
-        if finish is not None and finish.outcome not in ("interrupted", "failed", "guard"):
+        if finish is not None and finish.outcome not in CARRIED:
             break
     assert finish is not None
+    assert_sound(run, settings.queue.bound)
+    return run, finish
+
+
+def assert_sound(run: SimRun, bound: int) -> None:
+    """Every rollout ends once, no token is beyond the bound, none is twice in the surviving weights."""
     assert_conserved(run.entries)
-    assert_within_bound(run.entries, settings.queue.bound)
+    assert_within_bound(run.entries, bound)
     survivors = [rollout for rows in run.trained.values() for rollout in rows]
     assert len(survivors) == len(set(survivors)), "a rollout is twice in the surviving weights"
-    return run, finish
 
 
 def replayed(settings: SchedulerSettings, run: SimRun) -> Scheduler:

@@ -21,8 +21,7 @@ from headway.queue.settings import (
     SchedulerSettings,
     StopSettings,
 )
-from tests.simulation.ledger import assert_conserved, assert_within_bound
-from tests.simulation.scenarios import replayed
+from tests.simulation.scenarios import assert_sound, replayed
 
 SETTINGS = SchedulerSettings(
     queue=QueueSettings(group_size=2, batch_size=2, bound=2, depth=1),
@@ -56,10 +55,7 @@ def killed_after(num_events: int) -> SimRun:
     assert finish is not None
     assert finish.outcome == "steps"
     replayed(SETTINGS, run)
-    assert_conserved(run.entries)
-    assert_within_bound(run.entries, SETTINGS.queue.bound)
-    survivors = [rollout for rows in run.trained.values() for rollout in rows]
-    assert len(survivors) == len(set(survivors))
+    assert_sound(run, SETTINGS.queue.bound)
     finished = {
         entry.event.rollout
         for entry in before

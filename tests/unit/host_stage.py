@@ -4,7 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from headway.core.commands import Cancel, GrantSandbox, Park, Resume, Score, StartRollout
-from headway.core.events import RolloutEnded, SandboxWanted, Scored, ScoreFailed
+from headway.core.events import RolloutEnded, RolloutParked, SandboxWanted, Scored, ScoreFailed
 from headway.core.payload import PayloadWriter, read_payload
 from headway.core.records import Task
 from headway.environments.generation import GenerationLimits
@@ -78,6 +78,14 @@ class Stage:
             options["partial"],
         )
         self.host.start(command, TASK)
+
+    async def parked_in(self, engine, request, num_tokens):
+        """Start a rollout and park it in a request, after so many of its tokens; return RolloutParked."""
+        engine.pause_at[request] = num_tokens
+        self.start()
+        await engine.until_paused(request)
+        self.park()
+        return await self.until(RolloutParked)
 
     async def run_and_score(self):
         self.start()

@@ -27,10 +27,9 @@ from headway.core.payload import read_payload
 from headway.core.protocols import Outcome
 from headway.core.records import Message, Reward
 from headway.environments.generation import GenerationLimits
-from headway.renderers.chat import Renderer
 from headway.sandbox.bubblewrap import BubblewrapSandbox
 from tests.unit.host_stage import TASK, opened
-from tests.unit.rollout_parts import ScriptedEngine, write_tokenizer
+from tests.unit.rollout_parts import ScriptedEngine
 
 
 async def hello(chat, sandbox):
@@ -40,18 +39,6 @@ async def hello(chat, sandbox):
 
 async def one(outcome, sandbox):
     return Reward(1.0, ("fine",), {"extra": 2})
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    write_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture
-def renderer(model_dir):
-    return Renderer(model_dir)
 
 
 @pytest.fixture

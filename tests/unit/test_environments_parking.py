@@ -20,9 +20,8 @@ from headway.core.protocols import Outcome
 from headway.core.records import Message, Reward
 from headway.environments.generation import GenerationLimits
 from headway.environments.watch import repeated_share
-from headway.renderers.chat import Renderer
 from tests.unit.host_stage import opened
-from tests.unit.rollout_parts import ScriptedEngine, write_tokenizer
+from tests.unit.rollout_parts import ScriptedEngine
 
 HI = [Message("user", "hi")]
 LIMITS = GenerationLimits(8, 256)
@@ -40,18 +39,6 @@ async def twice(chat, sandbox):
 
 async def fine(outcome, sandbox):
     return Reward(1.0)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    write_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def renderer(model_dir):
-    return Renderer(model_dir)
 
 
 @pytest.fixture(scope="module")

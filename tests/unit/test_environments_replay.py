@@ -23,24 +23,11 @@ from headway.core.protocols import Outcome
 from headway.core.records import Message
 from headway.environments.generation import GenerationLimits
 from headway.environments.partial import read_partial
-from headway.renderers.chat import Renderer
 from tests.unit.host_stage import opened
-from tests.unit.rollout_parts import ScriptedEngine, write_tokenizer
+from tests.unit.rollout_parts import ScriptedEngine
 
 LIMITS = GenerationLimits(8, 512)
 ASK = [Message("user", "hi")]
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    write_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def renderer(model_dir):
-    return Renderer(model_dir)
 
 
 @pytest.fixture
@@ -105,11 +92,7 @@ async def test_another_life_ends_with_the_payload_of_an_unbroken_one(lives, unbr
     name = f"r1.1.{turn}"
     opening, engine = lives("first", work, resume)
     async with opening as s:
-        engine.pause_at[name] = tokens
-        s.start()
-        await engine.until_paused(name)
-        s.park()
-        parked = await s.until(RolloutParked)
+        parked = await s.parked_in(engine, name, tokens)
     partial = read_partial(s.payload_dir, parked.payload)
     assert len(partial.turns) == turn
     assert len(partial.record.calls) == [0, 3, 5][turn]
@@ -141,11 +124,7 @@ async def test_another_life_ends_with_the_payload_of_an_unbroken_one(lives, unbr
 async def test_a_parked_rollout_may_be_parked_again_while_it_is_told_its_record(lives, unbroken):
     opening, engine = lives("first", work)
     async with opening as s:
-        engine.pause_at["r1.1.2"] = 3
-        s.start()
-        await engine.until_paused("r1.1.2")
-        s.park()
-        first = await s.until(RolloutParked)
+        first = await s.parked_in(engine, "r1.1.2", 3)
     opening, engine = lives("second", work)
     async with opening as s:
         s.start("r1", 2, partial=first.payload)
@@ -163,11 +142,7 @@ async def test_a_parked_rollout_may_be_parked_again_while_it_is_told_its_record(
 async def test_a_lost_snapshot_is_made_up_for_by_the_whole_record(lives, unbroken):
     opening, engine = lives("first", work, "snapshot")
     async with opening as s:
-        engine.pause_at["r1.1.2"] = 3
-        s.start()
-        await engine.until_paused("r1.1.2")
-        s.park()
-        parked = await s.until(RolloutParked)
+        parked = await s.parked_in(engine, "r1.1.2", 3)
     shutil.rmtree(s.payload_dir / "snapshots")
     assert read_partial(s.payload_dir, parked.payload).record.num_calls_in_snapshot == 5
     opening, _ = lives("second", work, "snapshot")
@@ -213,11 +188,7 @@ async def test_a_snapshot_spares_the_calls_before_it(lives):
 async def test_a_rollout_that_asks_otherwise_is_a_failure_by_name(lives):
     opening, engine = lives("first", work)
     async with opening as s:
-        engine.pause_at["r1.1.1"] = 2
-        s.start()
-        await engine.until_paused("r1.1.1")
-        s.park()
-        parked = await s.until(RolloutParked)
+        parked = await s.parked_in(engine, "r1.1.1", 2)
 
     async def other_words(chat, sandbox):
         await chat.say([Message("user", "hello")], max_tokens=7)
@@ -270,11 +241,7 @@ async def test_a_rollout_that_asks_otherwise_is_a_failure_by_name(lives):
 async def test_an_environment_that_restarts_keeps_nothing_and_begins_anew(lives):
     opening, engine = lives("first", work, "restart")
     async with opening as s:
-        engine.pause_at["r1.1.1"] = 2
-        s.start()
-        await engine.until_paused("r1.1.1")
-        s.park()
-        parked = await s.until(RolloutParked)
+        parked = await s.parked_in(engine, "r1.1.1", 2)
         assert parked.payload == ""
         assert s.host._attempts["r1", 1].chat.record.calls == []
 
@@ -297,11 +264,7 @@ async def test_a_refused_say_is_told_again(lives):
 
     opening, engine = lives("first", stubborn)
     async with opening as s:
-        engine.pause_at["r1.1.1"] = 2
-        s.start()
-        await engine.until_paused("r1.1.1")
-        s.park()
-        parked = await s.until(RolloutParked)
+        parked = await s.parked_in(engine, "r1.1.1", 2)
     opening, engine = lives("second", stubborn)
     async with opening as s:
         s.start("r1", 2, partial=parked.payload)
@@ -320,11 +283,7 @@ async def test_a_report_that_was_told_is_not_told_again(lives):
 
     opening, engine = lives("first", doubts)
     async with opening as s:
-        engine.pause_at["r1.1.1"] = 2
-        s.start()
-        await engine.until_paused("r1.1.1")
-        s.park()
-        parked = await s.until(RolloutParked)
+        parked = await s.parked_in(engine, "r1.1.1", 2)
     opening, engine = lives("second", doubts)
     async with opening as s:
         s.start("r1", 2, partial=parked.payload)
@@ -344,11 +303,7 @@ def lose_the_sandbox(s):
 async def test_a_sandbox_lost_while_parked_is_rebuilt_before_the_next_turn(lives, unbroken, resume):
     opening, engine = lives("first", work, resume)
     async with opening as s:
-        engine.pause_at["r1.1.1"] = 2
-        s.start()
-        await engine.until_paused("r1.1.1")
-        s.park()
-        await s.until(RolloutParked)
+        await s.parked_in(engine, "r1.1.1", 2)
         lose_the_sandbox(s)
         s.resume()
         ended = await s.until(RolloutEnded)
@@ -374,11 +329,7 @@ async def test_a_sandbox_lost_between_two_calls_is_rebuilt(lives, unbroken):
 async def test_a_lost_sandbox_ends_a_rollout_that_restarts_before_it_asks_again(lives):
     opening, engine = lives("first", work, "restart")
     async with opening as s:
-        engine.pause_at["r1.1.1"] = 2
-        s.start()
-        await engine.until_paused("r1.1.1")
-        s.park()
-        await s.until(RolloutParked)
+        await s.parked_in(engine, "r1.1.1", 2)
         lose_the_sandbox(s)
         s.resume()
         failed = await s.until(RolloutFailed)
@@ -392,11 +343,7 @@ async def test_a_provider_without_snapshots_is_rebuilt_by_its_calls(lives, unbro
     opening, engine = lives("first", work, "snapshot")
     async with opening as s:
         monkeypatch.setattr(s.provider, "snapshots", False, raising=False)
-        engine.pause_at["r1.1.1"] = 2
-        s.start()
-        await engine.until_paused("r1.1.1")
-        s.park()
-        parked = await s.until(RolloutParked)
+        parked = await s.parked_in(engine, "r1.1.1", 2)
         assert read_partial(s.payload_dir, parked.payload).record.snapshot == ""
         lose_the_sandbox(s)
         s.resume()
@@ -427,11 +374,7 @@ async def test_a_full_disk_at_parking_fails_the_rollout_by_name(lives, monkeypat
 async def test_a_sandbox_is_wanted_only_beyond_the_record(lives):
     opening, engine = lives("first", work)
     async with opening as s:
-        engine.pause_at["r1.1.1"] = 2
-        s.start()
-        await engine.until_paused("r1.1.1")
-        s.park()
-        parked = await s.until(RolloutParked)
+        parked = await s.parked_in(engine, "r1.1.1", 2)
     opening, engine = lives("second", work)
     async with opening as s:
         engine.pause_at["r1.2.1.p1"] = 1
