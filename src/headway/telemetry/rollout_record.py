@@ -61,7 +61,8 @@ class RolloutRecord:
     token_staleness: int | None  # age of its oldest trained token there, None where all are masked
     environment_staleness: int | None  # largest age of the sandbox's state that it acted on
     weight: float | None  # of its tokens in the loss, below 1 where staleness weighs it down
-    num_masked_tokens: int  # sampled, and not trained in that step for their age
+    masked: tuple[tuple[int, int], ...]  # versions (lineage, number) that the step left out for their age
+    num_masked_tokens: int  # sampled by these
     num_revived: int  # how often its end was taken back, for the step that trained it was lost
     failures: tuple[Failure, ...]  # of all attempts, in order
     audit: str  # whose verdict would have pruned it, had it not been let finish; "" for most
@@ -89,9 +90,14 @@ class RolloutRecord:
         return self.spans[-1] if self.spans else None
 
     @property
+    def duration_s(self) -> float | None:
+        """How long its newest attempt took, to its score or failure; None while it goes on."""
+        return None if self.ended_s is None else self.ended_s - self.started_s
+
+    @property
     def failed(self) -> bool:
-        """Whether it was lost to a failure."""
-        return self.fate is not None and self.fate.startswith("failed_")
+        """Whether it, or an attempt before its newest, failed."""
+        return bool(self.failures) or (self.fate is not None and self.fate.startswith("failed_"))
 
 
 @dataclass(slots=True)
@@ -129,6 +135,7 @@ class Draft:
     token_staleness: int | None = None
     environment_staleness: int | None = None
     weight: float | None = None
+    masked: tuple[tuple[int, int], ...] = ()
     num_masked_tokens: int = 0
     num_revived: int = 0
     failures: tuple[Failure, ...] = ()

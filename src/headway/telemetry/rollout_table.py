@@ -199,6 +199,7 @@ class RolloutTable:
             trained = [age for version, age in ages.items() if version not in row.masked]
             draft.token_staleness = max(trained, default=None)
             draft.trajectory_staleness = next(iter(ages.values()), None)
+            draft.masked = row.masked
             draft.num_masked_tokens = sum(s.num_tokens for s in draft.spans if s[:2] in row.masked)
             if batch is not None and batch.environment_staleness:
                 draft.environment_staleness = batch.environment_staleness[index]
@@ -210,7 +211,7 @@ class RolloutTable:
             if draft.step is not None and draft.step > step:
                 draft.step = draft.weight = None
                 draft.trajectory_staleness = draft.token_staleness = None
-                draft.num_masked_tokens = 0
+                draft.masked, draft.num_masked_tokens = (), 0
 
     def _age(self, step: int, lineage: int, number: int) -> int:
         """Return the age of a version in the step after `step`, as the glossary's staleness says."""
