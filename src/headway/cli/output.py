@@ -1,4 +1,4 @@
-"""Printing text that may be long: to a terminal, to a file, or into a pipe whose reader has seen enough."""
+"""Printing text that may be long into a pipe whose reader may have seen enough."""
 
 from __future__ import annotations
 
@@ -9,28 +9,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-    from rich.console import Console
-
-
-def console() -> Console:
-    """Return what prints to standard output and wraps nothing: what is copied off it is what was written.
-
-    Its `color_system` is None where there are no colours: in a pipe, with NO_COLOR, on a dumb terminal.
-    """
-    from rich.console import Console
-
-    class Printer(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would end the process with code 1
-
-    return Printer(
-        highlight=False,
-        markup=False,
-        emoji=False,
-        soft_wrap=True,
-        color_system=None if os.environ.get("NO_COLOR") else "auto",
-    )
 
 
 @contextmanager

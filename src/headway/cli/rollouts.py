@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import click
 
 from headway.cli.arguments import check_run, naming, run_argument
-from headway.cli.output import console, until_nobody_reads
+from headway.cli.output import until_nobody_reads
 from headway.core.errors import UserError
 from headway.core.near import nearest
 from headway.core.notes import Fate
@@ -141,7 +141,7 @@ def command(
         if transcripts:
             _show(run, shown, full=full, logprobs=logprobs)
         else:
-            _print_table(shown)
+            _print_table(shown, wanted=("time", "mostly") if order == "slowest" else ())
         _say_how_many(len(shown), len(found), len(records), selection, transcripts=transcripts)
     return 0
 
@@ -187,6 +187,7 @@ def _write(run: Path, records: Sequence[RolloutRecord], jsonl: str | None, parqu
 
 def _show(run: Path, records: Sequence[RolloutRecord], *, full: bool, logprobs: bool) -> None:
     from headway.runtime.transcripts import transcripts_of
+    from headway.telemetry.terminal import console
     from headway.telemetry.transcript_text import TranscriptWriter
 
     screen = console()
@@ -198,13 +199,14 @@ def _show(run: Path, records: Sequence[RolloutRecord], *, full: bool, logprobs: 
             screen.print(line)
 
 
-def _print_table(records: Sequence[RolloutRecord]) -> None:
+def _print_table(records: Sequence[RolloutRecord], wanted: Sequence[str]) -> None:
     from headway.telemetry.rollout_list import table_lines
+    from headway.telemetry.terminal import console
 
     if not records:
         return
     screen = console()
-    head, *lines = table_lines(records, screen.width if screen.is_terminal else None)
+    head, *lines = table_lines(records, screen.width if screen.is_terminal else None, wanted)
     screen.print(head, style="bold")
     for record, line in zip(records, lines, strict=True):
         screen.print(line, style="red" if record.failed else None)
@@ -217,11 +219,11 @@ def _say_how_many(
     if not num_found:
         click.echo(f"none of the run's {num_all:,} rollouts is so", err=True)
         return
-    found = f"{num_all:,} rollouts" if num_found == num_all else f"{num_found:,} that are so"
-    of_all = "" if num_found == num_all else f", of {num_all:,} rollouts"
+    some, every = num_found < num_all, f"{num_all:,} rollouts"
+    order = _ORDERS[selection.order]
     if num_shown < num_found:
+        what = f"{num_found:,} rollouts that are so ({num_all:,} in all)" if some else every
         more = "--limit N shows more, 0 all" + "; --show what they said" * (not transcripts)
-        found = f"{num_shown:,} of {found}{of_all}, {_ORDERS[selection.order]}; {more}"
-        click.echo(found, err=True)
+        click.echo(f"{num_shown:,} of {what}, {order}; {more}", err=True)
     elif not transcripts:
-        click.echo(f"{found}{of_all}, {_ORDERS[selection.order]}", err=True)
+        click.echo(f"{num_found:,} of {every}, {order}" if some else f"{every}, {order}", err=True)

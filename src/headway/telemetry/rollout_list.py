@@ -52,14 +52,19 @@ _COLUMNS = (
 )
 
 
-def table_lines(records: Sequence[RolloutRecord], width: int | None = None) -> list[str]:
-    """Return a head and one line a rollout; columns that do not fit into `width` are left out."""
+def table_lines(
+    records: Sequence[RolloutRecord], width: int | None = None, wanted: Sequence[str] = ()
+) -> list[str]:
+    """Return a head and one line a rollout.
+
+    Columns that do not fit into `width` are left out, those that are `wanted` last.
+    """
     columns = [(column, [column.title, *(column.of(record) for record in records)]) for column in _COLUMNS]
     while width is not None and _width(columns) > width:
         leaving = [column for column, _ in columns if column.leaves]
         if not leaving:
             break
-        first = min(leaving, key=lambda column: column.leaves)
+        first = min(leaving, key=lambda column: (column.title in wanted, column.leaves))
         columns = [pair for pair in columns if pair[0] is not first]
     aligned = [
         [cell.rjust(size) if column.right else cell.ljust(size) for cell in cells]
