@@ -161,7 +161,7 @@ def _staleness_bars(level: str, what: str, caption: str, counts: dict[str, int])
         "steps old",
         xaxis={"type": "category"},
         yaxis={"tickformat": ".0%", "rangemode": "tozero"},
-        bargap=0.35,
+        bargap=0.55,
         hovermode="closest",
     )
     if figure is None:

@@ -61,6 +61,7 @@
   function draw(id) {
     var style = getComputedStyle(root), figure = colored(figures[id], "", style), element = document.getElementById(id);
     var layout = merged(base(style), figure.layout);
+    if (!layout.showlegend && !layout.annotations) layout.margin.t = 12;
     if (figure.height) layout.height = figure.height;
     if (printing) {
       layout.width = element.closest(".wide") ? 670 : 325;

@@ -28,6 +28,7 @@ _TAILS = (
     ("p90", FOURTH, "solid"),
     ("p99", SECOND, "dot"),
 )
+_MAX_TICKS = 12  # of a distribution, one at each bar
 PART_COLORS = {
     "queue_s": "--part-queue",
     "parked_s": "--part-parked",
@@ -94,8 +95,14 @@ def _histogram(data: PageData, what: str, title: str, caption: str) -> Plot | No
     values = [value for bucket in data.buckets.values() for value in getattr(bucket, what)]
     trace = histogram_bars(title, values, ACCENT)
     axis = what.replace("_", " ")
+    ticks = {"dtick": 1} if trace is not None and len(trace["x"]) <= _MAX_TICKS else {}
     figure = plain_figure(
-        [trace], axis, bargap=0.05, hovermode="closest", yaxis={"rangemode": "tozero", "tickformat": ","}
+        [trace],
+        axis,
+        xaxis=ticks,
+        bargap=0.05,
+        hovermode="closest",
+        yaxis={"rangemode": "tozero", "tickformat": ","},
     )
     return (
         None if figure is None else Plot(f"{axis.replace(' ', '-')}-all", title, "rollouts", caption, figure)

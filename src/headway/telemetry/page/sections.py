@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headway.telemetry.page import flow, learning, rollouts, tables, trainer
-from headway.telemetry.page.parts import Section, SettingRow
+from headway.telemetry.page.parts import Plot, Section, SettingRow
 from headway.telemetry.report_tasks import acceptance_line, oversampling_lines, task_lines
 from headway.telemetry.text import number, percent
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from headway.telemetry.page.traces import Axes
 
 Summary = Mapping[str, Any]
+_IN_TABLES = ("levels:", "sources:")  # lines that say what a table shows
 
 
 def sections(
@@ -25,9 +27,13 @@ def sections(
         Section(
             "learning", "Learning", "", learning.plots(data, axes), tables.tasks(summary), task_lines(summary)
         ),
-        Section("flow", "Generator and trainer", "", flow.rates(data, axes)),
-        Section("staleness", "Staleness", "", flow.staleness(data, axes, dict(summary))),
-        Section("lengths", "Lengths and tool calls", "", rollouts.lengths(data, axes)),
+        Section("flow", "Generator and trainer", "", _balanced(flow.rates(data, axes), "depth")),
+        Section(
+            "staleness", "Staleness", "", _balanced(flow.staleness(data, axes, dict(summary)), "staleness")
+        ),
+        Section(
+            "lengths", "Lengths and tool calls", "", _balanced(rollouts.lengths(data, axes), "truncated")
+        ),
         Section(
             "time",
             "Where time went",
@@ -44,7 +50,9 @@ def sections(
             tables.discards(summary),
             [*oversampling_lines(summary), *acceptance_line(summary)],
         ),
-        Section("trainer", "Trainer", "", trainer.loss(data, axes), [], _trainer_lines(summary)),
+        Section(
+            "trainer", "Trainer", "", _balanced(trainer.loss(data, axes), ""), [], _trainer_lines(summary)
+        ),
         Section("cost", "Cost", "", trainer.cost(data, axes)),
         Section("changes", "Changes and alarms", "", [], tables.changes(data)),
         Section("warnings", "Warnings", "", [], tables.warnings(summary)),
@@ -54,6 +62,14 @@ def sections(
         Section("versions", "Versions and model", "", [], tables.versions(data)),
     ]
     return [s for s in before if not s.is_empty], [s for s in after if not s.is_empty]
+
+
+def _balanced(plots: list[Plot], first_choice: str) -> list[Plot]:
+    """Leave no gap beside the last plot of an odd number: the chosen one, or the last, takes both columns."""
+    if sum(not plot.wide for plot in plots) % 2 == 0:
+        return plots
+    widened = first_choice if any(plot.id == first_choice for plot in plots) else plots[-1].id
+    return [replace(plot, wide=True) if plot.id == widened else plot for plot in plots]
 
 
 def _time_lines(summary: Summary) -> list[str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headway.telemetry.page.collect import Mark, PageData
 
 Summary = Mapping[str, Any]
+MIN_START_S = 0.0005  # a start that took no time is no slow one
 MAX_ROWS = 50  # of lists that grow with the run
 _REWARD = "rl.reward."
 _WHY = {
@@ -68,6 +69,7 @@ def slowest_starts(data: PageData) -> list[Table]:
     rows: list[tuple[str | Cell, ...]] = [
         (start.sandbox, start.rollout, start.purpose, seconds(start.t), seconds(start.start_s))
         for start in data.slowest_starts.items(SlowStart)
+        if start.start_s >= MIN_START_S
     ]
     columns = ("<sandbox", "<rollout", "<for", "ready at", "start")
     return [Table("Slowest sandbox starts", columns, rows)] if rows else []
@@ -106,14 +108,14 @@ def discards(summary: Summary) -> list[Table]:
     rows: list[tuple[str | Cell, ...]] = [
         (
             label,
-            why,
             Cell(f"{rollouts:,}", rollouts / most[0] if most[0] else None),
             Cell(f"{tokens:,}", tokens / most[1] if most[1] else None),
+            why,
         )
         for label, why, rollouts, tokens in lines
     ]
     return [
-        Table("Fates of train rollouts", ("<fate", "<meaning", "rollouts", "sampled tokens"), rows, wide=True)
+        Table("Fates of train rollouts", ("<fate", "rollouts", "sampled tokens", "<meaning"), rows, wide=True)
     ]
 
 

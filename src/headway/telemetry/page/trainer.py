@@ -101,7 +101,7 @@ def _loss_plot(curves: _Curves, records: list[StepRecord], axes: Axes) -> Plot |
         for (name, label), color in zip(curves.names, _COLORS, strict=False)
         if any(series[name]) or curves.names[0][0] == name
     ]
-    axis = {"type": "log", "exponentformat": "power"} if log else {"exponentformat": "power"}
+    axis = {"type": "log", "dtick": "D2", "exponentformat": "e"} if log else {"exponentformat": "e"}
     figure = axes.over_steps(traces, yaxis=axis)
     if figure is None:
         return None
