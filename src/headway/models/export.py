@@ -74,3 +74,5 @@ def write_model(
     copy_tokenizer(base, target)
     stored = {name: tensor.to(wanted).contiguous() for name, tensor in weights.items()}
     save_torch_state_dict(stored, target, max_shard_size=shard_size)
+    for file in target.glob("*.safetensors"):
+        file.chmod(0o644)  # safetensors lets nobody else read them

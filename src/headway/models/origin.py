@@ -6,7 +6,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_KNOWN = {"smollm2": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0"), "tiny": ("headway/tiny", "")}
+_KNOWN = {
+    "smollm2": (
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "apache-2.0",
+        "out of a 4-bit GGUF file, so that its weights differ slightly from the official ones",
+    ),
+    "tiny": ("tiny", "", "a byte-level model of 0.4 million parameters that Headway makes"),
+}
 _FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 _LICENSE = re.compile(r"^license:\s*['\"]?([A-Za-z0-9.\-]+)['\"]?\s*$", re.MULTILINE)
 
@@ -18,12 +25,14 @@ class Origin:
     name: str  # Hub id where there is one, else the name of its directory or file
     is_hub: bool  # the name is what was asked for, and the Hub has it
     license: str  # as the model's own card says, "" when unknown
+    note: str = ""  # what else is to be said of its weights
 
 
 def origin(model: str, directory: Path) -> Origin:
     """Return the origin of what `model.path` named, which `resolve` found in `directory`."""
     if model in _KNOWN and not Path(model).is_dir():
-        return Origin(_KNOWN[model][0], False, _KNOWN[model][1])
+        name, license_id, note = _KNOWN[model]
+        return Origin(name, False, license_id, note)
     path = Path(model).expanduser()
     if path.is_dir() or path.suffix == ".gguf":
         return Origin(path.absolute().name, False, _license(directory))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.errors import HeadwayError, ModelError, UserError
 from headway.models.checkpoint import resolve, verify
 from headway.models.export import ExportDtype, copy_tokenizer, write_model
 from headway.models.origin import origin
 from headway.runtime.staging import check_place, staged
-from headway.runtime.trained import RunSoFar, read_run, trained_weights
 from headway.runtime.train import say_aside
+from headway.runtime.trained import RunSoFar, read_run, trained_weights
 from headway.telemetry.card import Exported, model_card
+from headway.telemetry.journal import journal_path
 
 if TYPE_CHECKING:
     from headway.trainer.trained import TrainedWeights
@@ -48,6 +48,7 @@ def export(
     Raises UserError for whatever the user can mend.
     """
     target = target.expanduser().resolve()
+    journal_path(run_dir)
     _check_apart(run_dir, target)
     check_place(target, force=force)
     run = read_run(run_dir)
@@ -85,7 +86,8 @@ def write_checked(
         with staged(target) as staging:
             _check_space(run, weights, staging, dtype, form)
             if form == "adapter":
-                _write_adapter(weights, base_dir, staging, facts.load_base, dtype)
+                weights.write_adapter(staging, facts.load_base, dtype)
+                copy_tokenizer(base_dir, staging)
             else:
                 full = merge(weights, base_dir)
                 write_model(base_dir, full, staging, dtype)
@@ -94,7 +96,7 @@ def write_checked(
         raise _not_written(target, error) from error
 
 
-def merge(weights: TrainedWeights, base_dir: Path) -> dict[str, object]:
+def merge(weights: TrainedWeights, base_dir: Path) -> dict[str, Any]:
     """Return all weights of the trained model, float32: those that the run's generator had, to the bit.
 
     Raises UserError when they do not fit the base model.
@@ -103,27 +105,13 @@ def merge(weights: TrainedWeights, base_dir: Path) -> dict[str, object]:
 
     _, state = load_state(base_dir)
     try:
-        return dict(weights.full(state))
+        return weights.full(state)
     except HeadwayError as error:
         raise UserError(
             f"the checkpoint {weights.path} must fit the base model {base_dir}; {error.rule}",
             value=error.value,
             remedy="The model there is another one than the run began from: name that with --base",
         ) from error
-
-
-def _write_adapter(
-    weights: TrainedWeights, base_dir: Path, staging: Path, load_base: str, dtype: ExportDtype
-) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    wanted: torch.dtype = getattr(torch, dtype)
-    tensors = {name: tensor.to(wanted).contiguous() for name, tensor in weights.tensors.items()}
-    save_file(tensors, staging / "adapter_model.safetensors", {"format": "pt"})
-    config = {**(weights.adapter or {}), "base_model_name_or_path": load_base}
-    (staging / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    copy_tokenizer(base_dir, staging)
 
 
 def _base_directory(run: RunSoFar, base: Path | None) -> Path:
@@ -154,6 +142,7 @@ def _exported(
         base_model=known.name,
         load_base=known.name if known.is_hub else str(base_dir.absolute()),
         license=known.license,
+        note=known.note,
         config=run.config,
     )
 

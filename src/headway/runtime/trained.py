@@ -17,13 +17,13 @@ from headway.core.events import RunResumed, SettingChanged
 from headway.core.notes import RolledBackTo
 from headway.runtime.job import checkpoint_dir
 from headway.telemetry.evaluations import Evaluations
+from headway.telemetry.header import JournalHeader
 from headway.telemetry.journal import read_journal
 from headway.telemetry.metrics import RunMetrics
 from headway.telemetry.records import Entry
 from headway.trainer.checkpoints import checkpoint_path, read_checkpoint, survives
 
 if TYPE_CHECKING:
-    from headway.telemetry.header import JournalHeader
     from headway.trainer.trained import TrainedWeights
 
 _TRIES = 5  # of a checkpoint that a running run drops while it is read

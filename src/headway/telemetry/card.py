@@ -30,7 +30,8 @@ class Exported:
     dtype: str  # of the stored weights
     base_model: str  # Hub id, or the base's own name
     load_base: str  # what PEFT loads the base from, for an adapter
-    license: str  # SPDX id in lower case, "" when unknown
+    license: str  # as the base model's own card says, "" when unknown
+    note: str  # a sentence on the base model's weights, or ""
     config: dict[str, Any]  # the run's settings at its newest stage, plain
 
 
@@ -103,7 +104,7 @@ def _training(exported: Exported, header: JournalHeader, metrics: RunMetrics) ->
     algorithm, trainer = _section(config, "algorithm"), _section(config, "trainer")
     queue, generator = _section(config, "queue"), _section(config, "generator")
     rows = [
-        ("base model", f"`{exported.base_model}`"),
+        ("base model", f"`{exported.base_model}`{f' ({exported.note})' if exported.note else ''}"),
         ("optimizer steps", f"{exported.step:,}"),
         ("rollouts trained", f"{sum(record.num_trained_rollouts for record in records):,}"),
         ("tokens trained", f"{sum(record.num_trained_tokens for record in records):,}"),
@@ -170,7 +171,11 @@ def _version(header: JournalHeader) -> str:
 
 def _tasks(config: dict[str, Any]) -> list[str]:
     environment, sources = _section(config, "environment"), _section(config, "source")
-    lines = ["## Data", "", f"Environment `{_own_name(environment['name'])}`{_arguments(environment['args'])}."]
+    lines = [
+        "## Data",
+        "",
+        f"Environment `{_own_name(environment['name'])}`{_arguments(environment['args'])}.",
+    ]
     for name, source in cast("dict[str, dict[str, Any]]", sources).items():
         own = _own_name(source["environment"] or environment["name"])
         lines.append(
@@ -187,9 +192,7 @@ def _arguments(args: dict[str, Any]) -> str:
     return f" with {written}" if written else ""
 
 
-def _evaluations(
-    exported: Exported, header: JournalHeader, evaluations: Sequence[Evaluation]
-) -> list[str]:
+def _evaluations(exported: Exported, header: JournalHeader, evaluations: Sequence[Evaluation]) -> list[str]:
     known = [one for one in evaluations if one.number <= exported.step and one.num_rollouts]
     if not known:
         return ["## Evaluation", "", "The run has measured nothing up to this step.", ""]
@@ -221,10 +224,9 @@ def _evaluations(
 def _estimate(estimate: Estimate | None, *, share: bool) -> str:
     if estimate is None:
         return "-"
-    show = (lambda value: percent(value, 1)) if share else (lambda value: number(value, 3))
-    if estimate.low is None or estimate.high is None:
-        return show(estimate.value)
-    return f"{show(estimate.value)} [{show(estimate.low)}, {show(estimate.high)}]"
+    parts = (estimate.value, estimate.low, estimate.high)
+    value, low, high = (percent(part, 1) if share else number(part, 3) for part in parts)
+    return value if estimate.low is None else f"{value} [{low}, {high}]"
 
 
 def _loading(exported: Exported) -> list[str]:

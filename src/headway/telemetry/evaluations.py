@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from headway.core import events, notes
 from headway.core.commands import StartRollout
-from headway.telemetry.records import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from headway.telemetry.records import Entry
 
 
 @dataclass(slots=True)

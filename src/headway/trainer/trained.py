@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from headway.core.errors import HeadwayError
 from headway.trainer.checkpoints import read_checkpoint
@@ -15,10 +18,6 @@ from headway.weights.merge import fitting, merged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
-    from typing import Any
-
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,15 @@ class TrainedWeights:
         scaling = self.adapter["lora_alpha"] / self.adapter["r"]
         changed = merged(base, self.tensors.keys(), self.tensors.__getitem__, scaling, self.path)
         return {**base, **dict(changed)}
+
+    def write_adapter(self, directory: Path, base: str, dtype: str) -> None:
+        """Write the LoRA factors, in a type of torch's, as PEFT loads them; `base` is what it loads below."""
+        wanted: torch.dtype = getattr(torch, dtype)
+        tensors = {name: tensor.to(wanted).contiguous() for name, tensor in self.tensors.items()}
+        save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
+        (directory / "adapter_model.safetensors").chmod(0o644)  # safetensors lets nobody else read it
+        config = {**(self.adapter or {}), "base_model_name_or_path": base}
+        (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def read_trained(path: Path) -> TrainedWeights:
