@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from headway.cli import complete
 from headway.core.errors import RunDirectoryError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-run_argument = click.argument("run", type=click.Path(path_type=Path))
-overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+run_argument = click.argument("run", type=click.Path(path_type=Path), shell_complete=complete.runs)
+overrides_argument = click.argument(
+    "overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete.overrides
+)
 
 
 def check_run(run: Path) -> Path:

@@ -6,11 +6,12 @@ import json
 
 import click
 
+from headway.cli import complete
 from headway.cli.arguments import overrides_argument
 
 
 @click.command("try")
-@click.argument("name")
+@click.argument("name", shell_complete=complete.environments)
 @overrides_argument
 @click.option("--model", default="smollm2", show_default=True, help="Who answers; a value for model.path.")
 @click.option(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def command(run: Path, as_json: bool) -> int:
     r"""Show what a run did and what it learned.
 
-    Everything is derived from the run's journal; a run that is still going, or that died, can be reported
+    Everything is derived from the journal of RUN; a run that is still going, or that died, can be reported
     too.
 
     \b

@@ -162,4 +162,8 @@ def _read_header(path: Path) -> JournalHeader:
     try:
         return from_plain(JournalHeader, head)
     except (KeyError, TypeError, ValueError) as error:
-        raise JournalError(f"the journal header is damaged: {error}", where=f"{path}:1") from error
+        raise JournalError(
+            f"the journal header is damaged: {error}",
+            where=f"{path}:1",
+            remedy="Restore the file from a copy, or start a new run.",
+        ) from error
