@@ -23,6 +23,7 @@ COMMANDS = {
     "resume": ("resume", "Go on with a run from its last checkpoint."),
     "rollouts": ("rollouts", "Look into the rollouts of a run."),
     "report": ("report", "Show what a run did and what it learned."),
+    "export": ("export", "Write a run's trained model as a directory that transformers loads."),
     "replay": ("replay", "Check a run's journal against the scheduler."),
     "model": ("model", "Fetch models."),
     "env": ("env", "List environments and try them."),
