@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 run_argument = click.argument("run", type=click.Path(path_type=Path))
+view_option = click.option(
+    "--view",
+    type=click.Choice(["auto", "live", "lines"]),
+    help="How the run shows itself, in place of telemetry.view: a frame below the lines, or lines alone.",
+)
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
 
