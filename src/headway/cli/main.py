@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "train": ("train", "Train a model as a config file says."),
+    "sft": ("sft", "Train a model on written conversations (supervised)."),
     "resume": ("resume", "Go on with a run from its last checkpoint."),
     "report": ("report", "Show what a run did and what it learned."),
     "replay": ("replay", "Check a run's journal against the scheduler."),

@@ -15,7 +15,7 @@ from headway.renderers.written import with_mask, written_sample
 if TYPE_CHECKING:
     from headway.renderers.chat import Renderer
 
-FORMS = 'Write {"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "...", "completion": "..."}'
+FORMS = 'Write {"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "", "completion": ""}'
 _ARRAY = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
 _ROLES = ("system", "user", "assistant", "tool")
 _OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
@@ -41,7 +41,7 @@ def samples_of_line(
         samples = _exact(row, vocab)
     else:
         samples = [_written(row, renderer, train_on)]
-    if any(sample.num_trainable == 0 for sample in samples):
+    if not (samples := [sample for sample in samples if sample.num_trainable]):
         rule = "a conversation must have a trained token; here every message or token is left out"
         raise UserError(rule, remedy="Leave the line out, or train one of its answers")
     return samples, weight
@@ -91,12 +91,10 @@ def _entries(row: dict[str, Any]) -> list[Any]:
         return cast("list[Any]", messages)
     missing = [name for name in ("prompt", "completion") if name not in row]
     if missing == ["prompt", "completion"]:
-        keys = ", ".join(row) or "none"
         near = next((nearest(name, ("messages", "prompt", "completion")) for name in row), None)
         remedy = did_you_mean(near) or FORMS
-        raise 
-            UserError(f"a line must have messages, or prompt and completion; its keys: {keys}", remedy=remedy)
-        
+        rule = "a line must have messages, or prompt and completion"
+        raise UserError(rule, value=list(row), remedy=remedy)
     if missing:
         raise UserError(f"a line must have {missing[0]} too", remedy=FORMS)
     return [*_side(row, "prompt", "user"), *_side(row, "completion", "assistant")]
@@ -120,8 +118,8 @@ def _message(entry: Any, index: int) -> Message:
         raise UserError(f"message {index} must be an object with role and content", remedy=FORMS)
     values = cast("dict[str, Any]", entry)
     if missing := [name for name in ("role", "content") if name not in values]:
-        rule = f"message {index} must have {missing[0]}; its keys: {', '.join(values) or 'none'}"
-        raise UserError(rule, remedy='{"role": "user", "content": "..."}')
+        rule = f"message {index} must have {missing[0]}"
+        raise UserError(rule, value=list(values), remedy='{"role": "user", "content": "..."}')
     role, content = values["role"], values["content"]
     if role not in _ROLES:
         guess = _OTHER_NAMES.get(role) if isinstance(role, str) else None
@@ -161,7 +159,10 @@ def _is_masked(entry: Any, index: int) -> bool:
 def _exact(row: dict[str, Any], vocab: int) -> list[TrainingSample]:
     parts = row.get("samples", [row])
     if not isinstance(parts, list) or not parts:
-        raise UserError("samples must be a list of objects with token_ids and trainable", value=type(parts).__name__, remedy="Leave samples out to have messages tokenised")
+        rule = "samples must be a list of objects with token_ids and trainable"
+        raise UserError(
+            rule, value=type(parts).__name__, remedy="Leave samples out to have messages tokenised"
+        )
     return [_exact_sample(part, vocab) for part in cast("list[Any]", parts)]
 
 
@@ -178,9 +179,8 @@ def _exact_sample(part: Any, vocab: int) -> TrainingSample:
     if not all(isinstance(token, int) and 0 <= token < vocab for token in ids):
         bad = next(token for token in ids if not (isinstance(token, int) and 0 <= token < vocab))
         rule = f"token_ids must be from 0 to {vocab - 1}, the model's vocabulary"
-        raise 
-            UserError(rule, value=bad, remedy="The rollouts must be of a model with the same tokenizer")
-        
+        remedy = "The rollouts must be of a model with the same tokenizer"
+        raise UserError(rule, value=bad, remedy=remedy)
     if not all(flag in (0, 1) for flag in mask) or mask[0]:
         rule = "trainable must be 0 or 1 for each token, and 0 for the first: nothing precedes it"
         raise UserError(rule, remedy=remedy)

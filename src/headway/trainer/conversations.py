@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from headway.core.errors import ConfigError, UserError
-from headway.core.records import TrainingSample
 from headway.renderers.written import cut
 from headway.trainer.conversation_line import FORMS, samples_of_line
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from headway.core.records import TrainingSample
     from headway.renderers.chat import Renderer
 
 MAX_PROBLEMS = 10  # told at once
