@@ -7,6 +7,7 @@ from typing import Any
 
 from headway.algorithms.settings import AlgorithmSettings
 from headway.config.model import ModelSettings
+from headway.config.retention import RetentionSettings
 from headway.config.run import RunSettings
 from headway.environments.settings import EnvironmentSettings, SourceSettings
 from headway.generator.settings import GeneratorSettings
@@ -56,6 +57,7 @@ class Config:
     eval: EvalSettings
     stop: StopSettings
     checkpoint: CheckpointSettings
+    retention: RetentionSettings
     deadlines: DeadlineSettings
     telemetry: TelemetrySettings
 
