@@ -176,9 +176,11 @@ def _edits(now: dict[str, Any], began: dict[str, Any]) -> list[str]:
     words: list[str] = []
     for section, settings in sections_of(Config).items():
         here, was = now[section], began.get(section, {})
-        defaults = {name: to_plain(key.default) for name, key in keys_of(settings).items()}
+        defaults = {
+            name: None if key.is_required else to_plain(key.default) for name, key in keys_of(settings).items()
+        }
         if is_named(Config, section):
-            defaults = dict.fromkeys(here)
+            defaults = {}
         for name in {**here, **was}:
             value, before = here.get(name), was.get(name, defaults.get(name))
             if value != before:
