@@ -121,12 +121,40 @@ def last_life(path: Path, *, alone: bool = False) -> LifeRecord | None:
 
     Raises RunDirectoryError when that life is still going, or may be, and when its record cannot be read.
     """
+    record = life_record(path)
+    if record is None:
+        return None
+    if alone or record.pid == os.getpid():
+        return record
+    if record.host not in ("", this_host()):
+        raise RunDirectoryError(
+            f"process {record.pid} of the machine {record.host} may still be running the run {path}",
+            remedy=f"Make sure that it is over, then delete {path / LIFE}.",
+        )
+    if _is_headway(record.pid):
+        raise RunDirectoryError(
+            f"process {record.pid} is still running the run {path}", remedy="Stop it first."
+        )
+    return record
+
+
+def driver_pid(path: Path) -> int | None:
+    """Return the process that drives a run now, None when none does."""
+    record = life_record(path)
+    return record.pid if record is not None and _is_headway(record.pid) else None
+
+
+def life_record(path: Path) -> LifeRecord | None:
+    """Return the record of the life that goes on or was killed, None when there is none.
+
+    Raises RunDirectoryError when it cannot be read.
+    """
     file = path / LIFE
     try:
         plain: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(plain["pid"], int):
             raise TypeError("pid must be a number")
-        record = LifeRecord(**plain)
+        return LifeRecord(**plain)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -134,18 +162,6 @@ def last_life(path: Path, *, alone: bool = False) -> LifeRecord | None:
             f"{file} must say which process drives the run, and cannot be read: {error}",
             remedy="Make sure that no process drives the run, then delete that file.",
         ) from error
-    if alone or record.pid == os.getpid():
-        return record
-    if record.host not in ("", this_host()):
-        raise RunDirectoryError(
-            f"process {record.pid} of the machine {record.host} may still be running the run {path}",
-            remedy=f"Make sure that it is over, then delete {file}.",
-        )
-    if _is_headway(record.pid):
-        raise RunDirectoryError(
-            f"process {record.pid} is still running the run {path}", remedy="Stop it first."
-        )
-    return record
 
 
 def begin_life(path: Path, record: LifeRecord) -> None:

@@ -56,6 +56,7 @@ from headway.telemetry.records import Entry, Stat
 if TYPE_CHECKING:
     from headway.queue.scheduler import Scheduler
     from headway.queue.verdict import Verdict
+    from headway.runtime.view import View
     from headway.runtime.wire import Link
     from headway.telemetry.journal_writer import JournalWriter
     from headway.telemetry.metrics import RunMetrics
@@ -102,7 +103,7 @@ class LiveDriver:
         checkpointed: Callable[[int, CheckpointDone], None],
         keep: Callable[[], tuple[int, ...]],
         give_up_reserve: Callable[[], bool],
-        say: Callable[[str], None],
+        view: View,
     ) -> None:
         self.inbox: asyncio.Queue[Event | Stats] = asyncio.Queue()
         self.finish: Finish | None = None
@@ -111,7 +112,7 @@ class LiveDriver:
         self._journal = journal
         self._clock = clock
         self._metrics = metrics
-        self._progress = Progress(metrics)
+        self._progress = Progress(metrics, view.width)
         self._seq = next_seq
         self._signals = SignalThread(advantages, self._from_thread, verdict)
         self._threads = threads
@@ -120,7 +121,7 @@ class LiveDriver:
         self._keep = keep
         self._kept: tuple[int, ...] = ()  # what the trainer was told last
         self._give_up_reserve = give_up_reserve
-        self._say = say
+        self._view = view
         self._links: dict[str, Link] = {}
         self._environments: list[str] = []
         self._unusable: set[str] = set()  # generators that came back and may not answer yet
@@ -201,8 +202,9 @@ class LiveDriver:
                 self._generating.discard(note.rollout)
         self._metrics.feed(entry)
         self._tell_kept(entry)
+        self._view.feed(entry)
         for line in self._progress.after(entry):
-            self._say(line)
+            self._view.say(line)
         self._tick()
 
     def _tick(self, *, force: bool = False) -> None:
@@ -223,6 +225,7 @@ class LiveDriver:
         now = self._clock.now()
         self._write(lambda: self._journal.write_stat(now, values))
         self._metrics.feed(Stat(now, values))
+        self._view.feed(Stat(now, values))
 
     def _write(self, write: Callable[[], None]) -> None:
         """Write to the journal; when the disk is full, with the room that was set aside, and end the run."""

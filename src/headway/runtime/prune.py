@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.config.source import COMMAND_LINE, parse_override
@@ -23,7 +24,6 @@ from headway.trainer.checkpoints import beyond, complete_checkpoints, find_check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from headway.config.compose import Config
     from headway.queue.state import State
@@ -85,8 +85,8 @@ def _plan(run_dir: Path, overrides: Sequence[str]) -> Plan:
             raise UserError(
                 "headway prune takes settings of what is kept only",
                 value=override,
-                remedy="They are checkpoint.keep, checkpoint.keep_every_steps, checkpoint.keep_best and those "
-                "of [retention].",
+                remedy="They are checkpoint.keep, checkpoint.keep_every_steps, checkpoint.keep_best and "
+                "those of [retention].",
                 key=key,
                 where=COMMAND_LINE,
             )
@@ -136,7 +136,7 @@ def _checkpoints(
 
 
 def _unsegmented(folder: Path, config: Config, state: State, contained: int) -> list[Path]:
-    """Return payload files of everything at once, as runs before segments have, when nothing of it is kept."""
+    """Return payload files of all groups, as runs before segments have, when the policy keeps nothing."""
     policy = config.retention
     if policy.payloads != "none" or policy.sample_groups or policy.evaluations or not folder.is_dir():
         return []
@@ -164,12 +164,11 @@ def _leftovers(run_dir: Path) -> list[Path]:
 
 def plan_text(run_dir: Path, plan: Plan, *, dry_run: bool) -> str:
     """Return a plan for people."""
-    lines: list[str] = []
-    for spare in plan.spare:
-        if spare.paths:
-            lines.append(
-                f"  {spare.kind:<12} {size(spare.num_bytes):>9} of {size(spare.total_bytes):>9}   {spare.words}"
-            )
+    lines = [
+        f"  {kind.kind:<12} {size(kind.num_bytes):>9} of {size(kind.total_bytes):>9}   {kind.words}"
+        for kind in plan.spare
+        if kind.paths
+    ]
     if not lines:
         return f"{run_dir}: nothing to remove"
     verb = "would free" if dry_run else "freed"
@@ -177,4 +176,3 @@ def plan_text(run_dir: Path, plan: Plan, *, dry_run: bool) -> str:
     if plan.left == 1:
         lines.append("  One checkpoint is left: were it damaged, the run could not be resumed.")
     return "\n".join(lines)
-

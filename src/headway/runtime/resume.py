@@ -17,7 +17,8 @@ from headway.queue.state import ACTIVE, CARRIED
 from headway.runtime import directory, reserve, retention, snapshots
 from headway.runtime.job import checkpoint_dir, payload_dir
 from headway.runtime.life import Prepared, live, sweep
-from headway.runtime.train import model_directory, run_id, say, say_aside, scheduler_settings
+from headway.runtime.train import model_directory, run_id, say_aside, scheduler_settings
+from headway.runtime.view import open_view, say
 from headway.telemetry.journal import read_journal, truncate_torn_tail
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from headway.queue.state import State
     from headway.telemetry.journal import Journal
+    from headway.telemetry.settings import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +44,21 @@ class Stage:
     idle: list[str]  # lines on settings without effect
 
 
-def resume(run_dir: Path, overrides: Sequence[str] = ()) -> int:
+def resume(run_dir: Path, overrides: Sequence[str] = (), *, view: Choice | None = None) -> int:
     """Go on with a run, with `key=value` changes of its settings; return the exit code.
+
+    `view` takes the place of `telemetry.view`.
 
     Raises RunDirectoryError when it is not a run or is still running, JournalError when its journal is
     damaged, ConfigError when a setting may not change or not so.
     """
     with directory.claimed(run_dir) as alone:
-        return _resume(run_dir, overrides, directory.last_life(run_dir, alone=alone))
+        return _resume(run_dir, overrides, view, directory.last_life(run_dir, alone=alone))
 
 
-def _resume(run_dir: Path, overrides: Sequence[str], killed: directory.LifeRecord | None) -> int:
+def _resume(
+    run_dir: Path, overrides: Sequence[str], view: Choice | None, killed: directory.LifeRecord | None
+) -> int:
     path = run_dir / directory.JOURNAL
     truncate_torn_tail(path)
     journal = read_journal(run_dir)
@@ -112,7 +118,7 @@ def _resume(run_dir: Path, overrides: Sequence[str], killed: directory.LifeRecor
             clock_offset_s=last_s,
             lineage=lineage,
             checkpoint=checkpoint,
-            say=say,
+            view=open_view(view or stage.config.telemetry.view, run_dir.name, metrics, journal.header),
         )
     )
 
@@ -176,9 +182,8 @@ def _edits(now: dict[str, Any], began: dict[str, Any]) -> list[str]:
     words: list[str] = []
     for section, settings in sections_of(Config).items():
         here, was = now[section], began.get(section, {})
-        defaults = {
-            name: None if key.is_required else to_plain(key.default) for name, key in keys_of(settings).items()
-        }
+        keys = keys_of(settings).values()
+        defaults = {key.name: to_plain(key.default) for key in keys if not key.is_required}
         if is_named(Config, section):
             defaults = {}
         for name in {**here, **was}:
