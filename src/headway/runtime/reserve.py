@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from headway.core.errors import DiskFullError, RunDirectoryError
-from headway.core.storage import disk_full, is_full
+from headway.core.errors import RunDirectoryError
+from headway.core.storage import free_bytes, is_full, size
 
 NAME = ".reserve"
 NUM_BYTES = 4 << 20
@@ -28,9 +28,12 @@ def take(run_dir: Path) -> None:
             os.posix_fallocate(file.fileno(), 0, NUM_BYTES)
     except OSError as error:
         path.unlink(missing_ok=True)
-        full: DiskFullError | None = disk_full(path, NUM_BYTES, error) if is_full(error) else None
-        if full is not None:
-            raise RunDirectoryError(full.rule, remedy=full.remedy) from error
+        if is_full(error):
+            raise RunDirectoryError(
+                f"{run_dir} must have room for {size(NUM_BYTES)} to begin with: {size(free_bytes(run_dir))} are "
+                f"free there ({error.strerror})",
+                remedy="Free room, or choose another disk with run.dir=DIRECTORY.",
+            ) from error
         raise RunDirectoryError(
             f"{run_dir} must be writable: {error.strerror}", remedy="Mend its permissions or the disk."
         ) from error
