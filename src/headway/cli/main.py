@@ -27,6 +27,7 @@ COMMANDS = {
     "report": ("report", "Show what a run did and what it learned."),
     "export": ("export", "Write a run's trained model for transformers."),
     "replay": ("replay", "Check a run's journal against the scheduler."),
+    "prune": ("prune", "Free disk space: remove what a run need not keep."),
     "model": ("model", "Fetch models."),
     "env": ("env", "List environments and try them."),
     "completion": ("completion", "Let the shell complete commands, keys and runs."),
