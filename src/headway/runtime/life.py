@@ -31,8 +31,10 @@ from headway.runtime.job import Job, Role
 from headway.runtime.live import LiveDriver, Share, Threads
 from headway.runtime.wire import address
 from headway.sandbox.bubblewrap import BubblewrapProvider
+from headway.telemetry.journal import read_journal
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
+from headway.telemetry.tensorboard import FOLDER, TensorBoardSink, open_sink
 
 if TYPE_CHECKING:
     from headway.core.commands import Finish, RestartWorker
@@ -128,6 +130,13 @@ def _weights_dir(prepared: Prepared) -> Path:
     return prepared.run_dir.absolute() / "weights"
 
 
+def _sink(prepared: Prepared) -> TensorBoardSink | None:
+    if not prepared.config.telemetry.tensorboard:
+        return None
+    header = read_journal(prepared.run_dir).header
+    return open_sink(prepared.run_dir / FOLDER, header, prepared.metrics)
+
+
 class _Life:
     def __init__(self, prepared: Prepared, weights_dir: Path) -> None:
         self._prepared = prepared
@@ -140,6 +149,7 @@ class _Life:
 
     async def run(self) -> tuple[Finish, Death | None]:
         prepared = self._prepared
+        sink = _sink(prepared)
         driver = LiveDriver(
             prepared.scheduler,
             prepared.journal,
@@ -154,6 +164,7 @@ class _Life:
                 prepared.run_dir, prepared.scheduler, seq, prepared.config.checkpoint.keep
             ),
             say=prepared.say,
+            sinks=() if sink is None else (sink.after,),
         )
         self._driver = driver
         self._crew = crew = Crew(driver.inbox.put_nowait)
@@ -167,6 +178,8 @@ class _Life:
                 await crew.stop(prepared.config.run.exit_timeout_s)
         finally:
             crew.kill()
+            if sink is not None:
+                sink.close()
         return finish, crew.death
 
     def _attend(self, worker: Worker) -> None:

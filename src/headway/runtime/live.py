@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from headway.telemetry.metrics import RunMetrics
 
 Advantages = Callable[[Signal], GroupSignal]
+Tell = Callable[[Entry], Sequence[str]]
+"""Takes an entry that the metrics were fed with, and returns lines for a person."""
 
 _STAT_EVERY_S = 5.0
 _SYNC_EVERY_S = 1.0
@@ -96,6 +98,7 @@ class LiveDriver:
         restart: Callable[[RestartWorker], None],
         save_snapshot: Callable[[int], None],
         say: Callable[[str], None],
+        sinks: Sequence[Tell] = (),
     ) -> None:
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
         self.finish: Finish | None = None
@@ -104,7 +107,7 @@ class LiveDriver:
         self._journal = journal
         self._clock = clock
         self._metrics = metrics
-        self._progress = Progress(metrics)
+        self._tell: tuple[Tell, ...] = (Progress(metrics).after, *sinks)
         self._seq = next_seq
         self._signals = SignalThread(advantages, self._from_thread, verdict)
         self._threads = threads
@@ -176,8 +179,9 @@ class LiveDriver:
                 self._owner.pop(note.rollout, None)
                 self._generating.discard(note.rollout)
         self._metrics.feed(entry)
-        for line in self._progress.after(entry):
-            self._say(line)
+        for tell in self._tell:
+            for line in tell(entry):
+                self._say(line)
         self._tick()
 
     def _tick(self, *, force: bool = False) -> None:

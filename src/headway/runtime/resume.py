@@ -19,6 +19,7 @@ from headway.runtime.train import model_directory, run_id, say, say_aside, sched
 from headway.telemetry.journal import read_journal, truncate_torn_tail
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
+from headway.telemetry.tensorboard import require_tensorboard
 from headway.trainer.checkpoints import latest_checkpoint, read_checkpoint
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def _resume(run_dir: Path, overrides: Sequence[str]) -> int:
     truncate_torn_tail(path)
     journal = read_journal(run_dir)
     stage = _stage(run_dir, journal, overrides)
+    if stage.config.telemetry.tensorboard:
+        require_tensorboard("telemetry.tensorboard")
     if killed is not None:
         sweep(stage.began, killed)
         directory.end_life(run_dir)

@@ -23,6 +23,7 @@ from headway.runtime.life import Prepared, live
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
+from headway.telemetry.tensorboard import require_tensorboard
 
 if TYPE_CHECKING:
     from headway.config.compose import Config
@@ -38,6 +39,8 @@ def train(config: Config, *, config_path: Path) -> int:
     if not config.run.name:
         name = directory.free_name(parent, name)
     model_dir = model_directory(config)
+    if config.telemetry.tensorboard:
+        require_tensorboard("telemetry.tensorboard")
     config = _from_anywhere(config)
     run_dir = directory.create(parent, name)
     with directory.claimed(run_dir):

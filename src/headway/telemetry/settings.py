@@ -21,3 +21,8 @@ class TelemetrySettings:
         "Peak FLOP/s of all the trainer's accelerators together; without it no MFU is reported.",
         gt=0.0,
     )
+    tensorboard: bool = setting(
+        False,
+        "Write scalars for TensorBoard into the run's directory, tensorboard/, while it goes on. Needs the "
+        "extra headway[tensorboard].",
+    )
