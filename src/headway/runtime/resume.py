@@ -22,6 +22,7 @@ from headway.runtime.view import open_view, say
 from headway.telemetry.journal import read_journal, truncate_torn_tail
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
+from headway.telemetry.tensorboard import require_tensorboard
 from headway.trainer.checkpoints import complete_checkpoints, find_checkpoint, read_checkpoint, step_of
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def _resume(
     truncate_torn_tail(path)
     journal = read_journal(run_dir)
     stage = _stage(run_dir, journal, overrides)
+    if stage.config.telemetry.tensorboard:
+        require_tensorboard("telemetry.tensorboard")
     if killed is not None:
         sweep(stage.began, killed, run_dir)
         directory.bury(run_dir, killed)

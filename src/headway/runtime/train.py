@@ -24,6 +24,7 @@ from headway.runtime.view import open_view, say
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
+from headway.telemetry.tensorboard import require_tensorboard
 
 if TYPE_CHECKING:
     from headway.config.compose import Config, SftConfig
@@ -41,6 +42,8 @@ def train(config: Config, *, config_path: Path, view: Choice | None = None) -> i
     if not config.run.name:
         name = directory.free_name(parent, name)
     model_dir = model_directory(config)
+    if config.telemetry.tensorboard:
+        require_tensorboard("telemetry.tensorboard")
     config = _from_anywhere(config)
     run_dir = directory.create(parent, name)
     with directory.claimed(run_dir):
