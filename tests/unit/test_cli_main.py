@@ -90,7 +90,7 @@ def test_a_command_is_listed_with_its_own_first_line_and_shows_an_example(path, 
         (["trian"], "There is no command 'trian'. Did you mean train?"),
         (
             ["zzzz"],
-            "There is no command 'zzzz'. The commands are train, resume, report, replay, model, env.",
+            "There is no command 'zzzz'. The commands are train, resume, rollouts, report, replay, model, env.",
         ),
         (["env", "lst"], "There is no command 'lst'. Did you mean list?"),
         (["train"], "Missing argument 'CONFIG'."),

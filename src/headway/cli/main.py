@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": ("train", "Train a model as a config file says."),
     "resume": ("resume", "Go on with a run from its last checkpoint."),
-    "rollouts": ("rollouts", "Look into the rollouts of a run."),
+    "rollouts": ("rollouts", "Look into the rollouts of a run: a table, transcripts, or files."),
     "report": ("report", "Show what a run did and what it learned."),
     "replay": ("replay", "Check a run's journal against the scheduler."),
     "model": ("model", "Fetch models."),
