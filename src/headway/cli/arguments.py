@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from headway.cli import complete
 from headway.core.errors import RunDirectoryError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-run_argument = click.argument("run", type=click.Path(path_type=Path))
-overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+run_argument = click.argument("run", type=click.Path(path_type=Path), shell_complete=complete.runs)
+overrides_argument = click.argument(
+    "overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete.overrides
+)
+view_option = click.option(
+    "--view",
+    type=click.Choice(["auto", "live", "lines"]),
+    help="How the run shows itself, in place of telemetry.view: a frame below the lines, or lines alone.",
+)
 
 
 def check_run(run: Path) -> Path:

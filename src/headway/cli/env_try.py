@@ -6,12 +6,13 @@ import json
 
 import click
 
+from headway.cli import complete
 from headway.cli.arguments import overrides_argument
 from headway.cli.output import until_nobody_reads
 
 
 @click.command("try")
-@click.argument("name")
+@click.argument("name", shell_complete=complete.environments)
 @overrides_argument
 @click.option("--model", default="smollm2", show_default=True, help="Who answers; a value for model.path.")
 @click.option(

@@ -90,7 +90,10 @@ class Renderer:
         text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
         head, found, tail = text.rpartition(_SENTINEL)
         if not found or _SENTINEL in head:
-            raise ModelError("the chat template must show each answer exactly once, unchanged")
+            raise ModelError(
+                "the chat template must show each answer exactly once, unchanged",
+                remedy="Mend chat_template.jinja in the model's directory, or choose another model",
+            )
         return tail
 
     def _find_stop_ids(self, model_dir: Path, special: dict[str, str]) -> tuple[int, ...]:
