@@ -149,15 +149,14 @@ def command(
 def _check_names(
     records: Sequence[RolloutRecord], option: str, given: Sequence[str], known: set[str]
 ) -> None:
+    what = option.removeprefix("--")
     for name in given:
         if name not in known:
-            near = nearest(name, known)
-            remedy = f"Did you mean {near}?" if near else "headway rollouts RUN lists what there is"
-            what = option.removeprefix("--")
+            near = nearest(name, known, cutoff=0.0)
             raise UserError(
                 f"must be a {what} of this run, which has {len(records):,} rollouts so far",
                 value=name,
-                remedy=remedy,
+                remedy=f"The nearest is {near}; `headway rollouts RUN` lists them",
                 key=option,
             )
 
