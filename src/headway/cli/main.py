@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "train": ("train", "Train a model as a config file says."),
+    "sft": ("sft", "Train a model on written conversations (supervised)."),
     "resume": ("resume", "Go on with a run from its last checkpoint."),
     "watch": ("watch", "Show what a run does at this moment."),
     "rollouts": ("rollouts", "Look into the rollouts of a run: a table, transcripts, or files."),

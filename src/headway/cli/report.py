@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headway.cli.arguments import check_run, naming, run_argument
+from headway.telemetry.supervised import is_supervised, read_supervised
 
 if TYPE_CHECKING:
     from headway.telemetry.page.collect import PageData
@@ -27,7 +28,7 @@ def command(run: Path, as_json: bool, page: Path | None) -> int:
     r"""Show what a run did and what it learned.
 
     Everything is derived from the journal of RUN; a run that is still going, or that died, can be reported
-    too.
+    too. A supervised run of `headway sft` has a shorter report.
 
     \b
     Examples:
@@ -35,6 +36,8 @@ def command(run: Path, as_json: bool, page: Path | None) -> int:
       headway report runs/quickstart --json
       headway report runs/quickstart --html report.html
     """
+    if is_supervised(run):
+        return _supervised(run, as_json)
     check_run(run)
     if as_json and page is not None:
         raise click.UsageError("--json prints and --html writes a file: give one of them.")
@@ -83,3 +86,12 @@ def _state(run: Path, data: PageData) -> str:
         return "unfinished" if last_life(run) is None else "killed"
     except RunDirectoryError:
         return "running"
+
+
+def _supervised(run: Path, as_json: bool) -> int:
+    from headway.telemetry.supervised_report import supervised_json, supervised_text
+
+    with naming(run):
+        found = read_supervised(run)
+        click.echo(supervised_json(found) if as_json else supervised_text(found), nl=as_json)
+    return 0
