@@ -18,7 +18,7 @@ import fcntl
 import json
 import os
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,11 @@ from headway.core.errors import RunDirectoryError
 CONFIG, JOURNAL, SUMMARY, LIFE = "config.toml", "journal.jsonl", "summary.json", "life.json"
 
 
-def create(parent: Path, name: str) -> Path:
-    """Make a new run directory and return it.
+_FOLDERS = ("payloads", "checkpoints", "weights", "logs")
+
+
+def create(parent: Path, name: str, folders: Sequence[str] = _FOLDERS) -> Path:
+    """Make a new run directory with these folders in it, and return it.
 
     Raises RunDirectoryError when it exists already or cannot be made.
     """
@@ -37,7 +40,7 @@ def create(parent: Path, name: str) -> Path:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()
-        for folder in ("payloads", "checkpoints", "weights", "logs"):
+        for folder in folders:
             (path / folder).mkdir()
     except FileExistsError as error:
         if not parent.is_dir():

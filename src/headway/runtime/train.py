@@ -26,7 +26,8 @@ from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
 
 if TYPE_CHECKING:
-    from headway.config.compose import Config
+    from headway.config.compose import Config, SftConfig
+    from headway.config.model import ModelSettings
     from headway.telemetry.settings import Choice
 
 
@@ -84,16 +85,22 @@ def _first_life(config: Config, run_dir: Path, model_dir: Path, view: Choice) ->
 
 def _from_anywhere(config: Config) -> Config:
     """Return the config with absolute paths, so that a resume may be started in another directory."""
-    model, sandbox = Path(config.model.path).expanduser(), config.sandbox.directory
-    if model.is_dir() or (model.suffix == ".gguf" and model.is_file()):
-        config = replace(config, model=replace(config.model, path=str(model.absolute())))
+    config, sandbox = replace(config, model=from_anywhere(config.model)), config.sandbox.directory
     if sandbox:
         sandbox = str(Path(sandbox).expanduser().absolute())
         config = replace(config, sandbox=replace(config.sandbox, directory=sandbox))
     return config
 
 
-def model_directory(config: Config) -> Path:
+def from_anywhere(model: ModelSettings) -> ModelSettings:
+    """Return the settings with the absolute path of a model that is on this machine."""
+    path = Path(model.path).expanduser()
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+        return replace(model, path=str(path.absolute()))
+    return model
+
+
+def model_directory(config: Config | SftConfig) -> Path:
     """Return the checkpoint of `model.path`, verified.
 
     Raises ModelError when it is missing, incomplete or of an unknown family.

@@ -176,4 +176,8 @@ def read_header_line(path: Path, raw: dict[str, Any] | None) -> JournalHeader:
     try:
         return from_plain(JournalHeader, head)
     except (KeyError, TypeError, ValueError) as error:
-        raise JournalError(f"the journal header is damaged: {error}", where=f"{path}:1") from error
+        raise JournalError(
+            f"the journal header is damaged: {error}",
+            where=f"{path}:1",
+            remedy="Restore the file from a copy, or start a new run.",
+        ) from error
