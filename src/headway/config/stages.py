@@ -30,6 +30,7 @@ FIXED = {
     "run.usd_per_hour": "the journal's header has the price that the whole run is reported by",
     "model": "the checkpoints are of this model",
     "source": "the mix so far, and rollouts that are queued, are of these sources",
+    "eval.only": "the run is a training or an evaluation",
     "environment.name": "rollouts that are queued or were in flight are of this environment",
     "environment.args": "rollouts that are queued or were in flight are of this environment's tasks",
     "generator.replicas": "groups in flight were given to replicas by name",

@@ -203,7 +203,8 @@ class _Life:
         generators = tuple((name, address(self._prepared.run_id, name)) for name in names)
         for name, at in generators:
             yield replace(self._job("generator", name, self._threads.generator.alone), address=at)
-        yield self._job("trainer", "trainer", self._threads.trainer.alone)
+        if not self._prepared.config.eval.only:
+            yield self._job("trainer", "trainer", self._threads.trainer.alone)
         for index in range(self._prepared.config.environment.workers):
             yield replace(self._job("environment", f"environment{index}", 1), generators=generators)
 
