@@ -18,6 +18,11 @@ run_argument = click.argument("run", type=click.Path(path_type=Path), shell_comp
 overrides_argument = click.argument(
     "overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete.overrides
 )
+view_option = click.option(
+    "--view",
+    type=click.Choice(["auto", "live", "lines"]),
+    help="How the run shows itself, in place of telemetry.view: a frame below the lines, or lines alone.",
+)
 
 
 def check_run(run: Path) -> Path:

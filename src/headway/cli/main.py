@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": ("train", "Train a model as a config file says."),
     "resume": ("resume", "Go on with a run from its last checkpoint."),
+    "watch": ("watch", "Show what a run does at this moment."),
+    "rollouts": ("rollouts", "Look into the rollouts of a run."),
     "report": ("report", "Show what a run did and what it learned."),
     "export": ("export", "Write a run's trained model as a directory that transformers loads."),
     "replay": ("replay", "Check a run's journal against the scheduler."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -9,13 +10,20 @@ import click
 from headway.cli.arguments import check_run, naming, run_argument
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from headway.telemetry.page.collect import PageData
 
 
 @click.command("report")
 @run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, keyed by metric name.")
-def command(run: Path, as_json: bool) -> int:
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write one page with plots and tables, which needs nothing beside it; extra `report`.",
+)
+def command(run: Path, as_json: bool, page: Path | None) -> int:
     r"""Show what a run did and what it learned.
 
     Everything is derived from the journal of RUN; a run that is still going, or that died, can be reported
@@ -25,14 +33,53 @@ def command(run: Path, as_json: bool) -> int:
     Examples:
       headway report runs/quickstart
       headway report runs/quickstart --json
+      headway report runs/quickstart --html report.html
     """
     check_run(run)
-    from headway.telemetry.journal import read_journal
-    from headway.telemetry.metrics import RunMetrics
-    from headway.telemetry.report import report_json, report_text
-
+    if as_json and page is not None:
+        raise click.UsageError("--json prints and --html writes a file: give one of them.")
     with naming(run):
+        if page is not None:
+            return _write_page(run, page)
+        from headway.telemetry.journal import read_journal
+        from headway.telemetry.metrics import RunMetrics
+        from headway.telemetry.report import report_json, report_text
+
         metrics = RunMetrics.of(read_journal(run))
         summary = metrics.summary()
         click.echo(report_json(summary) if as_json else report_text(summary, metrics.series()))
     return 0
+
+
+def _write_page(run: Path, file: Path) -> int:
+    from headway.config.compared import compared
+    from headway.telemetry.journal import read_journal
+    from headway.telemetry.page.collect import PageData
+    from headway.telemetry.page.parts import SettingRow
+    from headway.telemetry.page.render import plotly_js, render
+    from headway.telemetry.page.write import check_target, write_page
+
+    check_target(file)
+    plotly_js()  # missing: say so before a long journal is read
+    data = PageData.of(read_journal(run))
+    rows = [
+        SettingRow(row.key, row.value, row.default, row.differs, row.doc)
+        for row in compared(data.header.config)
+    ]
+    text = render(data, name=run.resolve().name, settings=rows, state=_state(run, data))
+    size = write_page(file, text)
+    click.echo(f"{file}: {size / 1e6:.1f} MB")
+    return 0
+
+
+def _state(run: Path, data: PageData) -> str:
+    """Return what a run without an outcome is."""
+    from headway.core.errors import RunDirectoryError
+    from headway.runtime.directory import last_life
+
+    if data.metrics.outcome != "unfinished":
+        return "unfinished"
+    try:
+        return "unfinished" if last_life(run) is None else "killed"
+    except RunDirectoryError:
+        return "running"

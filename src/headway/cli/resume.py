@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headway.cli.arguments import check_run, naming, overrides_argument, run_argument
+from headway.cli.arguments import check_run, naming, overrides_argument, run_argument, view_option
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from headway.telemetry.settings import Choice
 
 
 @click.command("resume")
 @run_argument
 @overrides_argument
-def command(run: Path, overrides: tuple[str, ...]) -> int:
+@view_option
+def command(run: Path, overrides: tuple[str, ...], view: Choice | None) -> int:
     r"""Go on with a run from its last checkpoint.
 
     RUN is the run's directory. Its newest whole checkpoint is taken; a damaged one is passed over for the one
@@ -36,4 +39,4 @@ def command(run: Path, overrides: tuple[str, ...]) -> int:
     from headway.runtime.resume import resume
 
     with naming(run):
-        return resume(run, overrides)
+        return resume(run, overrides, view=view)
