@@ -24,6 +24,7 @@ COMMANDS = {
     "watch": ("watch", "Show what a run does at this moment."),
     "rollouts": ("rollouts", "Look into the rollouts of a run."),
     "report": ("report", "Show what a run did and what it learned."),
+    "eval": ("eval", "Measure a model on an environment's tasks."),
     "export": ("export", "Write a run's trained model as a directory that transformers loads."),
     "replay": ("replay", "Check a run's journal against the scheduler."),
     "model": ("model", "Fetch models."),

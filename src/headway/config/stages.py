@@ -45,14 +45,15 @@ FIXED = {
 """Sections and keys that no stage may change, and what rests on each."""
 
 
-def at_this_stage(path: Path, earlier: Sequence[Change]) -> Config:
+def at_this_stage(path: Path, earlier: Sequence[Change], more: Sequence[str] = ()) -> Config:
     """Return a run's settings after the changes of its earlier resumes.
 
     Args:
         path: the run's config.toml.
         earlier: in the order of the journal.
+        more: `key=value` overrides on top.
     """
-    return load_config(path, [_override(key, value) for key, value in earlier])
+    return load_config(path, [*(_override(key, value) for key, value in earlier), *more])
 
 
 def change(path: Path, earlier: Sequence[Change], overrides: Sequence[str]) -> tuple[Config, list[Change]]:

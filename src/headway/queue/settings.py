@@ -147,7 +147,8 @@ class EvalSettings:
         "eval", "The tasks of an evaluation: held out, or the first ones of the train split."
     )
     only: bool = setting(
-        False, "Evaluate the model once, train nothing and end; `headway eval` sets it. No trainer is started."
+        False,
+        "Evaluate the model once, train nothing and end; `headway eval` sets it. No trainer is started.",
     )
 
     def problems(self) -> Iterator[Problem]:
@@ -157,7 +158,7 @@ class EvalSettings:
                 "num_tasks",
                 self.num_tasks,
                 "must be at least 1 when eval.only is true: there is nothing else to do",
-                "Use eval.num_tasks = 64.",
+                "Use eval.num_tasks = 64, or `headway eval --tasks 64`.",
             )
         if self.rollouts_per_task > 1 and self.temperature == 0:
             yield Problem(

@@ -205,7 +205,8 @@ class _Life:
                 main.cancel()
                 return
             ending = self._prepared.scheduler.state.phase == "stopping"
-            what = "the run is ending already" if ending else "finishing the step, then saving"
+            doing = "ending" if self._prepared.config.eval.only else "finishing the step, then saving"
+            what = "the run is ending already" if ending else doing
             self._prepared.say(f"{name}: {what}; once more ends at once")
             driver.inbox.put_nowait(StopAsked(name))
 
