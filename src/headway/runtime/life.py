@@ -290,7 +290,8 @@ class _Life:
                 main.cancel()
                 return
             ending = self._prepared.scheduler.state.phase == "stopping"
-            what = "the run is ending already" if ending else "finishing the step, then saving"
+            doing = "ending" if self._prepared.config.eval.only else "finishing the step, then saving"
+            what = "the run is ending already" if ending else doing
             self._prepared.say(f"{name}: {what}; once more ends at once")
             driver.inbox.put_nowait(StopAsked(name))
 
@@ -302,7 +303,8 @@ class _Life:
         generators = tuple((name, address(self._prepared.run_id, name)) for name in names)
         for name, at in generators:
             yield replace(self._job("generator", name, self._threads.generator.alone), address=at)
-        yield self._job("trainer", "trainer", self._threads.trainer.alone)
+        if not self._prepared.config.eval.only:
+            yield self._job("trainer", "trainer", self._threads.trainer.alone)
         for index in range(self._prepared.config.environment.workers):
             yield replace(self._job("environment", f"environment{index}", 1), generators=generators)
 

@@ -129,8 +129,8 @@ def _notes(data: PageData, axes: Axes) -> list[str]:
     if axes.thinned:
         lines.append(
             f"Long curves (above {MAX_MEANS} points): the line is the mean of each stretch, and the pale one "
-            f"behind it runs through its lowest and highest, at most {MAX_POINTS:,} points. Areas, percentiles "
-            "and depth are of each stretch as a whole."
+            f"behind it runs through its lowest and highest, at most {MAX_POINTS:,} points. Areas, "
+            "percentiles and depth are of each stretch as a whole."
         )
     if axes.num_left_out:
         lines.append(f"{axes.num_left_out:,} marks are left out of the plots; the tables list them.")
