@@ -175,7 +175,7 @@ class AlgorithmSettings:
         ):
             if getattr(self, low) >= getattr(self, high):
                 rule = f"{low} must be below {high} = {getattr(self, high):g}"
-                found.append(Problem(low, getattr(self, low), rule, ""))
+                found.append(Problem(low, getattr(self, low), rule, f"Lower {low} or raise {high}"))
         if self.loss == "decoupled" and self.correction != NONE:
             rule = "must be none with decoupled, which has the weight pi_old/mu of its own"
             remedy = (

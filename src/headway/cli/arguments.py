@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from headway.cli import complete
 from headway.core.errors import RunDirectoryError, UserError
 from headway.telemetry.supervised import is_supervised
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-run_argument = click.argument("run", type=click.Path(path_type=Path))
-overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+run_argument = click.argument("run", type=click.Path(path_type=Path), shell_complete=complete.runs)
+overrides_argument = click.argument(
+    "overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete.overrides
+)
+view_option = click.option(
+    "--view",
+    type=click.Choice(["auto", "live", "lines"]),
+    help="How the run shows itself, in place of telemetry.view: a frame below the lines, or lines alone.",
+)
 
 
 def check_run(run: Path) -> Path:
@@ -28,7 +36,7 @@ def check_run(run: Path) -> Path:
         rule = (
             "must be a run of headway train: this one is a supervised run, of headway sft, with no rollouts"
         )
-        remedy = f"For it there are `headway report {run}` and `headway resume {run}`"
+        remedy = f"Its model is in {run / 'model'}; `headway report` and `headway resume` take it"
         raise RunDirectoryError(rule, value=str(run), remedy=remedy)
     if any(run.glob("journal*")):
         return run

@@ -1,8 +1,4 @@
-"""Entry of the headway command: which commands there are, and what an error looks like.
-
-Exit codes: 0 done, 1 a fault (with its traceback, and the run directory where there is one), 2 bad input
-(one line a problem, no traceback), 130 interrupted.
-"""
+"""Entry of the headway command: which commands there are, and what an error looks like."""
 
 from __future__ import annotations
 
@@ -26,10 +22,22 @@ COMMANDS = {
     "train": ("train", "Train a model as a config file says."),
     "sft": ("sft", "Train a model on written conversations (supervised)."),
     "resume": ("resume", "Go on with a run from its last checkpoint."),
+    "watch": ("watch", "Show what a run does at this moment."),
+    "rollouts": ("rollouts", "Look into the rollouts of a run."),
     "report": ("report", "Show what a run did and what it learned."),
+    "export": ("export", "Write a run's trained model as a directory that transformers loads."),
     "replay": ("replay", "Check a run's journal against the scheduler."),
     "model": ("model", "Fetch models."),
     "env": ("env", "List environments and try them."),
+    "completion": ("completion", "Let the shell complete commands, keys and runs."),
+}
+
+EXIT_CODES = {
+    0: "Done. A run that ended as `no_signal`, or that the guard stopped (`guard`), ended by a rule of its "
+    "own: scripts look at `outcome` in `headway report RUN --json`.",
+    1: "A fault, with its traceback, and the run's directory where there is one.",
+    2: "Bad input: one line a problem, no traceback. [errors.md](errors.md) lists them all.",
+    130: "Interrupted by Ctrl-C or SIGTERM; `headway resume RUN` goes on.",
 }
 
 

@@ -38,7 +38,8 @@ FIXED = {
     "trainer.lora_alpha": "the factors in the checkpoints were trained at this scale",
     "trainer.lora_targets": "the checkpoints hold factors of these layers",
     "sandbox.directory": "what a killed life leaves behind is looked for there",
-    "telemetry": "the journal's header has it, for the report of the whole run",
+    "telemetry.solved_reward": "the journal's header has it, for the report of the whole run",
+    "telemetry.peak_flops_per_s": "the journal's header has it, for the report of the whole run",
 }
 """Sections and keys that no stage may change, and what rests on each."""
 

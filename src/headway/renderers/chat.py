@@ -110,7 +110,7 @@ class Renderer:
         if not found or _SENTINEL in head:
             raise ModelError(
                 "the chat template must show each answer exactly once, unchanged",
-                remedy="Give the model a chat_template.jinja that leaves answers as they are",
+                remedy="Mend chat_template.jinja in the model's directory, or choose another model",
             )
         return tail
 

@@ -110,15 +110,28 @@ def last_life(path: Path) -> LifeRecord | None:
 
     Raises RunDirectoryError when that life is still going.
     """
-    file = path / LIFE
-    if not file.exists():
+    record = life_record(path)
+    if record is None:
         return None
-    record = LifeRecord(**json.loads(file.read_text(encoding="utf-8")))
     if record.pid != os.getpid() and _is_headway(record.pid):
         raise RunDirectoryError(
             f"process {record.pid} is still running the run {path}", remedy="Stop it first."
         )
     return record
+
+
+def driver_pid(path: Path) -> int | None:
+    """Return the process that drives a run now, None when none does."""
+    record = life_record(path)
+    return record.pid if record is not None and _is_headway(record.pid) else None
+
+
+def life_record(path: Path) -> LifeRecord | None:
+    """Return the record of the life that goes on or was killed, None when there is none."""
+    try:
+        return LifeRecord(**json.loads((path / LIFE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
 
 
 def begin_life(path: Path, record: LifeRecord) -> None:

@@ -155,7 +155,8 @@ def check_levels(environments: Mapping[str, Environment], config: Config) -> Non
                 environments[name].task("train", 0, level)
             except Exception as error:  # the environment's own code may raise anything
                 rule = f"environment {environments[name].name} has no task of level {level}: {error}"
-                raise EnvironmentSetupError(rule, key=key) from error
+                remedy = "Leave the level out; `headway env list` shows what there is"
+                raise EnvironmentSetupError(rule, remedy=remedy, key=key) from error
 
 
 def generation_limits(config: Config) -> GenerationLimits:

@@ -7,12 +7,13 @@ case no process and no sandbox is left.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from headway.runtime import directory, snapshots
 from headway.runtime.crew import Crew, Death, Worker
 from headway.runtime.job import Job, Role
 from headway.runtime.live import LiveDriver, Share, Threads
+from headway.runtime.view import View
 from headway.runtime.wire import address
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.telemetry.journal_writer import JournalWriter
@@ -57,7 +59,11 @@ class Prepared:
     clock_offset_s: float
     lineage: int
     checkpoint: Path | None
-    say: Callable[[str], None]
+    view: View
+
+    def say(self, line: str) -> None:
+        """Show a line that stays."""
+        self.view.say(line)
 
 
 def calm_collector() -> None:
@@ -75,6 +81,11 @@ def live(prepared: Prepared) -> int:
 
     Raises the original error of a worker that died.
     """
+    with contextlib.closing(prepared.view):
+        return _live(prepared)
+
+
+def _live(prepared: Prepared) -> int:
     calm_collector()
     run_dir = prepared.run_dir
     record = directory.LifeRecord(os.getpid(), prepared.run_id, str(_weights_dir(prepared)))
@@ -140,10 +151,11 @@ class _Life:
 
     async def run(self) -> tuple[Finish, Death | None]:
         prepared = self._prepared
+        clock = RunClock(prepared.clock_offset_s)
         driver = LiveDriver(
             prepared.scheduler,
             prepared.journal,
-            RunClock(prepared.clock_offset_s),
+            clock,
             prepared.metrics,
             next_seq=prepared.next_seq,
             advantages=signal_function(prepared.config.algorithm),
@@ -153,7 +165,7 @@ class _Life:
             save_snapshot=lambda seq: snapshots.write(
                 prepared.run_dir, prepared.scheduler, seq, prepared.config.checkpoint.keep
             ),
-            say=prepared.say,
+            view=prepared.view,
         )
         self._driver = driver
         self._crew = crew = Crew(driver.inbox.put_nowait)
@@ -163,8 +175,10 @@ class _Life:
                 self._tasks = tasks
                 for job in self._jobs():
                     self._attend(await crew.start(job))
+                fresh = tasks.create_task(prepared.view.keep_fresh(clock.now))
                 finish = await driver.run(prepared.first)
                 await crew.stop(prepared.config.run.exit_timeout_s)
+                fresh.cancel()
         finally:
             crew.kill()
         return finish, crew.death

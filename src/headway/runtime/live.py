@@ -52,6 +52,7 @@ from headway.telemetry.records import Entry, Stat
 if TYPE_CHECKING:
     from headway.queue.scheduler import Scheduler
     from headway.queue.verdict import Verdict
+    from headway.runtime.view import View
     from headway.runtime.wire import Link
     from headway.telemetry.journal_writer import JournalWriter
     from headway.telemetry.metrics import RunMetrics
@@ -95,7 +96,7 @@ class LiveDriver:
         threads: Threads,
         restart: Callable[[RestartWorker], None],
         save_snapshot: Callable[[int], None],
-        say: Callable[[str], None],
+        view: View,
     ) -> None:
         self.inbox: asyncio.Queue[Event] = asyncio.Queue()
         self.finish: Finish | None = None
@@ -104,13 +105,13 @@ class LiveDriver:
         self._journal = journal
         self._clock = clock
         self._metrics = metrics
-        self._progress = Progress(metrics)
+        self._progress = Progress(metrics, view.width)
         self._seq = next_seq
         self._signals = SignalThread(advantages, self._from_thread, verdict)
         self._threads = threads
         self._restart = restart
         self._save_snapshot = save_snapshot
-        self._say = say
+        self._view = view
         self._links: dict[str, Link] = {}
         self._environments: list[str] = []
         self._unusable: set[str] = set()  # generators that came back and may not answer yet
@@ -176,8 +177,9 @@ class LiveDriver:
                 self._owner.pop(note.rollout, None)
                 self._generating.discard(note.rollout)
         self._metrics.feed(entry)
+        self._view.feed(entry)
         for line in self._progress.after(entry):
-            self._say(line)
+            self._view.say(line)
         self._tick()
 
     def _tick(self, *, force: bool = False) -> None:
@@ -194,6 +196,7 @@ class LiveDriver:
             }
             self._journal.write_stat(now, values)
             self._metrics.feed(Stat(now, values))
+            self._view.feed(Stat(now, values))
 
     def _from_thread(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self.inbox.put_nowait, event)

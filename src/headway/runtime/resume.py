@@ -15,7 +15,8 @@ from headway.queue.state import CARRIED
 from headway.runtime import directory, snapshots
 from headway.runtime.job import checkpoint_dir
 from headway.runtime.life import Prepared, live, sweep
-from headway.runtime.train import model_directory, run_id, say, say_aside, scheduler_settings
+from headway.runtime.train import model_directory, run_id, say_aside, scheduler_settings
+from headway.runtime.view import open_view, say
 from headway.telemetry.journal import read_journal, truncate_torn_tail
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from headway.queue.state import State
     from headway.telemetry.journal import Journal
+    from headway.telemetry.settings import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +42,19 @@ class Stage:
     idle: list[str]  # lines on settings without effect
 
 
-def resume(run_dir: Path, overrides: Sequence[str] = ()) -> int:
+def resume(run_dir: Path, overrides: Sequence[str] = (), *, view: Choice | None = None) -> int:
     """Go on with a run, with `key=value` changes of its settings; return the exit code.
+
+    `view` takes the place of `telemetry.view`.
 
     Raises RunDirectoryError when it is not a run or is still running, JournalError when its journal is
     damaged, ConfigError when a setting may not change or not so.
     """
     with directory.claimed(run_dir):
-        return _resume(run_dir, overrides)
+        return _resume(run_dir, overrides, view)
 
 
-def _resume(run_dir: Path, overrides: Sequence[str]) -> int:
+def _resume(run_dir: Path, overrides: Sequence[str], view: Choice | None) -> int:
     killed = directory.last_life(run_dir)
     path = run_dir / directory.JOURNAL
     truncate_torn_tail(path)
@@ -101,7 +105,7 @@ def _resume(run_dir: Path, overrides: Sequence[str]) -> int:
             clock_offset_s=last_s,
             lineage=lineage,
             checkpoint=checkpoint,
-            say=say,
+            view=open_view(view or stage.config.telemetry.view, run_dir.name, metrics, journal.header),
         )
     )
 

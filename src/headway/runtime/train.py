@@ -20,6 +20,7 @@ from headway.queue.scheduler import Scheduler
 from headway.queue.settings import SchedulerSettings, verify_places
 from headway.runtime import directory
 from headway.runtime.life import Prepared, live
+from headway.runtime.view import open_view, say
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
@@ -27,10 +28,11 @@ from headway.telemetry.metrics import RunMetrics
 if TYPE_CHECKING:
     from headway.config.compose import Config, SftConfig
     from headway.config.model import ModelSettings
+    from headway.telemetry.settings import Choice
 
 
-def train(config: Config, *, config_path: Path) -> int:
-    """Run a new run to its end; return the exit code.
+def train(config: Config, *, config_path: Path, view: Choice | None = None) -> int:
+    """Run a new run to its end; return the exit code. `view` takes the place of `telemetry.view`.
 
     Raises UserError for anything that the user can mend, before a process is started where possible.
     """
@@ -42,10 +44,10 @@ def train(config: Config, *, config_path: Path) -> int:
     config = _from_anywhere(config)
     run_dir = directory.create(parent, name)
     with directory.claimed(run_dir):
-        return _first_life(config, run_dir, model_dir)
+        return _first_life(config, run_dir, model_dir, view or config.telemetry.view)
 
 
-def _first_life(config: Config, run_dir: Path, model_dir: Path) -> int:
+def _first_life(config: Config, run_dir: Path, model_dir: Path, view: Choice) -> int:
     say(f"run directory: {run_dir}")
     write_config(config, run_dir / directory.CONFIG)
     settings, facts, lora = scheduler_settings(config), model_facts(model_dir), config.trainer
@@ -61,6 +63,7 @@ def _first_life(config: Config, run_dir: Path, model_dir: Path) -> int:
     )
     journal = JournalWriter(run_dir / directory.JOURNAL)
     journal.write_header(header)
+    metrics = RunMetrics(header)
     return live(
         Prepared(
             config=config,
@@ -69,13 +72,13 @@ def _first_life(config: Config, run_dir: Path, model_dir: Path) -> int:
             model_dir=model_dir,
             scheduler=Scheduler(settings),
             journal=journal,
-            metrics=RunMetrics(header),
+            metrics=metrics,
             first=(RunStarted(),),
             next_seq=0,
             clock_offset_s=0.0,
             lineage=0,
             checkpoint=None,
-            say=say,
+            view=open_view(view, run_dir.name, metrics, header),
         )
     )
 
@@ -114,14 +117,6 @@ def model_directory(config: Config | SftConfig) -> Path:
 def say_aside(line: str) -> None:
     """Print a line that is no part of the run's own output, which begins with the run directory."""
     print(line, file=sys.stderr, flush=True)
-
-
-def say(line: str) -> None:
-    """Print one line at once; where nobody reads any more (`| head`), the run goes on without lines."""
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_id(run_dir: Path) -> str:

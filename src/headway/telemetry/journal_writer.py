@@ -50,7 +50,10 @@ class JournalWriter:
                 remedy="Choose another run directory, or continue this one with `headway resume`.",
             ) from error
         except OSError as error:
-            raise RunDirectoryError(f"{path} cannot be opened for writing: {error.strerror}") from error
+            raise RunDirectoryError(
+                f"{path} cannot be opened for writing: {error.strerror}",
+                remedy="Give yourself the right to write there, or choose another place with run.dir.",
+            ) from error
 
     def write_header(self, header: JournalHeader) -> None:
         """Write the first line and make the file itself survive a power cut."""

@@ -27,6 +27,8 @@ from headway.telemetry.tasks import Tasks
 from headway.telemetry.window import TrainingWindow
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headway.telemetry.header import JournalHeader
     from headway.telemetry.journal import Journal
 
@@ -41,6 +43,7 @@ class RunMetrics:
         steps: the series of surviving steps, with the evaluations.
         outcome: of Finish; "unfinished" before.
         now: time of the newest record, seconds.
+        when_finished: called with each train rollout that is scored, before anything else follows of it.
     """
 
     def __init__(self, header: JournalHeader | None = None) -> None:
@@ -85,6 +88,7 @@ class RunMetrics:
         self.sandboxes_started: set[str] = set()
         self.num_sandboxes_lost = 0
         self.num_sandboxes_never_ready = 0
+        self.when_finished: Callable[[FinishedRollout], None] | None = None
         self._rollouts = Rollouts()
 
     @classmethod
@@ -254,6 +258,8 @@ class RunMetrics:
                 pass
 
     def _finished(self, rollout: FinishedRollout) -> None:
+        if self.when_finished is not None:
+            self.when_finished(rollout)
         solved = rollout.reward >= self.facts.solved_reward
         self.num_rollouts += 1
         self.num_solved += solved

@@ -21,10 +21,12 @@ _ROLES = ("system", "user", "assistant", "tool")
 _OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 
 
-def samples_of_line(
+def sample_of_line(
     line: str, renderer: Renderer, train_on: Literal["all", "last"], vocab: int
-) -> tuple[list[TrainingSample], float]:
-    """Return a line's samples, each with a trained token, and its weight; none when its weight is 0.
+) -> tuple[TrainingSample, float] | None:
+    """Return a line's sample, with a trained token, and its weight.
+
+    None for a line that is left out: of weight 0, or a rollout of which `headway rollouts` had no tokens.
 
     Args:
         line: one JSON object.
@@ -35,16 +37,14 @@ def samples_of_line(
     Raises UserError without a place.
     """
     row = _object(line)
-    if (weight := _weight(row)) == 0:
-        return [], 0.0
-    if "token_ids" in row or "samples" in row:
-        samples = _exact(row, vocab)
-    else:
-        samples = [_written(row, renderer, train_on)]
-    if not (samples := [sample for sample in samples if sample.num_trainable]):
+    if (weight := _weight(row)) == 0 or (row.get("missing") and not row.get("token_ids")):
+        return None
+    exact = "token_ids" in row
+    sample = _exact(row, vocab) if exact else _written(row, renderer, train_on)
+    if not sample.num_trainable:
         rule = "a conversation must have a trained token; here every message or token is left out"
         raise UserError(rule, remedy="Leave the line out, or train one of its answers")
-    return samples, weight
+    return sample, weight
 
 
 def _object(line: str) -> dict[str, Any]:
@@ -61,7 +61,9 @@ def _object(line: str) -> dict[str, Any]:
 
 
 def _weight(row: dict[str, Any]) -> float:
-    weight = row.get("weight", 1.0)
+    weight = row.get("weight")
+    if weight is None:
+        return 1.0
     if isinstance(weight, bool) or not isinstance(weight, (int, float)):
         raise UserError("weight must be a number", value=weight, remedy="Leave it out for 1")
     if not (math.isfinite(weight) and weight >= 0):
@@ -156,19 +158,8 @@ def _is_masked(entry: Any, index: int) -> bool:
     return weight == 0
 
 
-def _exact(row: dict[str, Any], vocab: int) -> list[TrainingSample]:
-    parts = row.get("samples", [row])
-    if not isinstance(parts, list) or not parts:
-        rule = "samples must be a list of objects with token_ids and trainable"
-        raise UserError(
-            rule, value=type(parts).__name__, remedy="Leave samples out to have messages tokenised"
-        )
-    return [_exact_sample(part, vocab) for part in cast("list[Any]", parts)]
-
-
-def _exact_sample(part: Any, vocab: int) -> TrainingSample:
-    values = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
-    ids, mask = values.get("token_ids"), values.get("trainable")
+def _exact(row: dict[str, Any], vocab: int) -> TrainingSample:
+    ids, mask = row.get("token_ids"), row.get("trainable")
     remedy = "One of each for every token; leave both out to have messages tokenised"
     if not (isinstance(ids, list) and isinstance(mask, list)):
         raise UserError("token_ids and trainable must be lists, both there", remedy=remedy)
