@@ -15,8 +15,6 @@ from headway.renderers.written import with_mask, written_sample
 if TYPE_CHECKING:
     from headway.renderers.chat import Renderer
 
-FORMS = 'Write {"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "", "completion": ""}'
-_ARRAY = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
 _ROLES = ("system", "user", "assistant", "tool")
 _OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 
@@ -53,10 +51,11 @@ def _object(line: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         remedy = "Each line must be one JSON object"
         if line.lstrip()[:1] in ("[", "{") and len(line.strip()) < 3:
-            remedy = _ARRAY
+            remedy = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
         raise UserError(f"not valid JSON: {error}", remedy=remedy) from None
     if not isinstance(row, dict):
-        raise UserError("a line must be a JSON object", value=type(row).__name__, remedy=_ARRAY)
+        remedy = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
+        raise UserError("a line must be a JSON object", value=type(row).__name__, remedy=remedy)
     return cast("dict[str, Any]", row)
 
 
@@ -80,7 +79,11 @@ def _written(row: dict[str, Any], renderer: Renderer, train_on: Literal["all", "
         masked |= set(range(len(entries) - _num_completion(row)))
     if not any(message.role == "assistant" for message in messages):
         rule = "a conversation must have a message of the assistant: that is what is trained"
-        raise UserError(rule, value=[message.role for message in messages], remedy=FORMS)
+        raise UserError(
+            rule,
+            value=[message.role for message in messages],
+            remedy='Write {"messages": [{"role": ..., "content": ...}, ...]}; docs/sft.md has every form',
+        )
     return written_sample(renderer, messages, train_on, masked)
 
 
@@ -89,16 +92,23 @@ def _entries(row: dict[str, Any]) -> list[Any]:
     if "messages" in row:
         messages = row["messages"]
         if not isinstance(messages, list) or not messages:
-            raise UserError("messages must be a list with a message", value=messages, remedy=FORMS)
+            raise UserError(
+                "messages must be a list with a message",
+                value=messages,
+                remedy='Write {"messages": [{"role": ..., "content": ...}, ...]}; docs/sft.md has every form',
+            )
         return cast("list[Any]", messages)
     missing = [name for name in ("prompt", "completion") if name not in row]
     if missing == ["prompt", "completion"]:
         near = next((nearest(name, ("messages", "prompt", "completion")) for name in row), None)
-        remedy = did_you_mean(near) or FORMS
+        remedy = did_you_mean(near) or 'Write {"messages": [{"role": "user", "content": "..."}, ...]}'
         rule = "a line must have messages, or prompt and completion"
         raise UserError(rule, value=list(row), remedy=remedy)
     if missing:
-        raise UserError(f"a line must have {missing[0]} too", remedy=FORMS)
+        raise UserError(
+            f"a line must have {missing[0]} too",
+            remedy='Write {"messages": [{"role": ..., "content": ...}, ...]}; docs/sft.md has every form',
+        )
     return [*_side(row, "prompt", "user"), *_side(row, "completion", "assistant")]
 
 
@@ -108,7 +118,11 @@ def _side(row: dict[str, Any], name: str, role: str) -> list[Any]:
         return [{"role": role, "content": value}]
     if isinstance(value, list) and value:
         return cast("list[Any]", value)
-    raise UserError(f"{name} must be a text or a list of messages", value=value, remedy=FORMS)
+    raise UserError(
+        f"{name} must be a text or a list of messages",
+        value=value,
+        remedy='Write {"messages": [{"role": ..., "content": ...}, ...]}; docs/sft.md has every form',
+    )
 
 
 def _num_completion(row: dict[str, Any]) -> int:
@@ -117,7 +131,10 @@ def _num_completion(row: dict[str, Any]) -> int:
 
 def _message(entry: Any, index: int) -> Message:
     if not isinstance(entry, dict):
-        raise UserError(f"message {index} must be an object with role and content", remedy=FORMS)
+        raise UserError(
+            f"message {index} must be an object with role and content",
+            remedy='Write {"messages": [{"role": ..., "content": ...}, ...]}; docs/sft.md has every form',
+        )
     values = cast("dict[str, Any]", entry)
     if missing := [name for name in ("role", "content") if name not in values]:
         rule = f"message {index} must have {missing[0]}"
@@ -127,7 +144,7 @@ def _message(entry: Any, index: int) -> Message:
         guess = _OTHER_NAMES.get(role) if isinstance(role, str) else None
         guess = guess or (nearest(role, _ROLES) if isinstance(role, str) else None)
         rule = f"the role of message {index} must be one of {', '.join(_ROLES)}"
-        raise UserError(rule, value=role, remedy=did_you_mean(guess))
+        raise UserError(rule, value=role, remedy=did_you_mean(guess) or "Write one of these")
     if values.get("tool_calls") or values.get("function_call"):
         rule = f"message {index} has tool calls apart from its content, which would not be trained"
         raise UserError(rule, remedy="Write each call into the content, as the model is to say it")

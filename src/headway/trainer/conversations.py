@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from headway.core.errors import ConfigError, UserError
 from headway.renderers.written import cut
-from headway.trainer.conversation_line import FORMS, sample_of_line
+from headway.trainer.conversation_line import sample_of_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +83,9 @@ def read_conversations(path: Path, renderer: Renderer, reading: Reading, *, key:
     if not found.rows:
         left = f"; {found.num_skipped} were too long" if found.num_skipped else ""
         rule = f"{path} must hold a conversation that can be trained{left}"
-        raise UserError(rule, remedy=FORMS, key=key)
+        raise UserError(
+            rule, remedy='A line is {"messages": [...]} or {"prompt": "...", "completion": "..."}', key=key
+        )
     return found
 
 
