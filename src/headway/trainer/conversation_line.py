@@ -49,10 +49,13 @@ def _object(line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
+        what = (
+            f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        )
         remedy = "Each line must be one JSON object"
         if line.lstrip()[:1] in ("[", "{") and len(line.strip()) < 3:
             remedy = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
-        raise UserError(f"not valid JSON: {error}", remedy=remedy) from None
+        raise UserError(f"not valid JSON: {what}", remedy=remedy) from None
     if not isinstance(row, dict):
         remedy = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
         raise UserError("a line must be a JSON object", value=type(row).__name__, remedy=remedy)

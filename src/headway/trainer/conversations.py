@@ -93,7 +93,8 @@ def _lines(path: Path, key: str) -> Iterator[tuple[int, str]]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        rule, remedy = "the data file must exist", "A relative path is relative to the config file's folder"
+        rule = "the data file must exist"
+        remedy = "In a config file a path is relative to its folder, on the command line to the current one"
         raise UserError(rule, value=str(path), remedy=remedy, key=key) from None
     except OSError as error:
         rule = f"the data file must be readable: {error.strerror}"
