@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headway.cli.arguments import check_run, naming, run_argument
+from headway.core.errors import RunDirectoryError
 from headway.telemetry.supervised import is_supervised, read_supervised
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
       headway report runs/quickstart --tensorboard events
     """
     if is_supervised(run):
-        return _supervised(run, as_json)
+        return _supervised(run, as_json, page is not None or events is not None)
     check_run(run)
     if as_json and (page is not None or events is not None):
         raise click.UsageError("Give --json alone: with --html or --tensorboard nothing else is printed.")
@@ -66,6 +67,18 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
             _write_events(run, events)
         if page is None and events is None:
             _print(run, as_json)
+    return 0
+
+
+def _supervised(run: Path, as_json: bool, writes: bool) -> int:
+    if writes:
+        rule = "--html and --tensorboard show a run of headway train, and this is one of headway sft"
+        raise RunDirectoryError(rule, value=str(run), remedy="Leave them out; --json is for programs")
+    from headway.telemetry.supervised_report import supervised_json, supervised_text
+
+    with naming(run):
+        found = read_supervised(run)
+        click.echo(supervised_json(found) if as_json else supervised_text(found), nl=as_json)
     return 0
 
 
@@ -159,12 +172,3 @@ def _state(run: Path, data: PageData) -> str:
         return "unfinished" if last_life(run) is None else "killed"
     except RunDirectoryError:
         return "running"
-
-
-def _supervised(run: Path, as_json: bool) -> int:
-    from headway.telemetry.supervised_report import supervised_json, supervised_text
-
-    with naming(run):
-        found = read_supervised(run)
-        click.echo(supervised_json(found) if as_json else supervised_text(found), nl=as_json)
-    return 0

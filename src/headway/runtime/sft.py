@@ -145,7 +145,7 @@ def _said(config: SftConfig, train: Conversations, evaluate: Conversations) -> l
         parts = (
             (found.num_cut, "cut"),
             (found.num_skipped, "too long and left out"),
-            (found.num_weightless, "of weight 0 left out"),
+            (found.num_left_out, "of weight 0 or without tokens left out"),
         )
         lines.append(line + "".join(f"; {num:,} {what}" for num, what in parts if num))
     known = {_digest(row.sample.token_ids.tobytes()) for row in train.rows}
