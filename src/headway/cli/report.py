@@ -45,8 +45,7 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
 
     Everything is derived from the journal of RUN; a run that is still going, or that died, can be reported
     too. With --html or --tensorboard it writes files and prints where they are, instead of the report. A
-    supervised run of `headway sft` has a shorter report. Of what `headway eval` made it shows the
-    result again.
+    supervised run of `headway sft` has a shorter report; of what `headway eval` made it shows the result again.
 
     \b
     Examples:
@@ -56,7 +55,7 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
       headway report runs/quickstart --tensorboard events
     """
     if is_supervised(run):
-        return _supervised(run, as_json, page is not None or events is not None)
+        return _supervised(run, as_json, page or events)
     check_run(run)
     if as_json and (page is not None or events is not None):
         raise click.UsageError("Give --json alone: with --html or --tensorboard nothing else is printed.")
@@ -70,32 +69,12 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
     return 0
 
 
-def _supervised(run: Path, as_json: bool, writes: bool) -> int:
-    if writes:
-        rule = "--html and --tensorboard show a run of headway train, and this is one of headway sft"
-        raise RunDirectoryError(rule, value=str(run), remedy="Leave them out; --json is for programs")
-    from headway.telemetry.supervised_report import supervised_json, supervised_text
-
-    with naming(run):
-        found = read_supervised(run)
-        click.echo(supervised_json(found) if as_json else supervised_text(found), nl=as_json)
-    return 0
-
-
 def _print(run: Path, as_json: bool) -> None:
     from headway.telemetry.journal import read_journal
     from headway.telemetry.metrics import RunMetrics
     from headway.telemetry.report import report_json, report_text
 
     metrics = RunMetrics.of(read_journal(run))
-    if metrics.facts.only_evaluates and not as_json and metrics.steps.evals:
-        from headway.runtime.evaluate import results_of
-        from headway.runtime.trained import read_run
-        from headway.telemetry.evaluation_report import evaluation_text
-
-        found = read_run(run)
-        click.echo(evaluation_text(results_of(found, found.evaluations.ended[-1])), nl=False)
-        return
     summary = metrics.summary()
     click.echo(report_json(summary) if as_json else report_text(summary, metrics.series()))
 
@@ -172,3 +151,15 @@ def _state(run: Path, data: PageData) -> str:
         return "unfinished" if last_life(run) is None else "killed"
     except RunDirectoryError:
         return "running"
+
+
+def _supervised(run: Path, as_json: bool, file: Path | None) -> int:
+    if file is not None:
+        rule = "--html and --tensorboard show runs of headway train; this is a supervised run, of headway sft"
+        raise RunDirectoryError(rule, value=str(run), remedy="Leave them out; --json is for programs")
+    from headway.telemetry.supervised_report import supervised_json, supervised_text
+
+    with naming(run):
+        found = read_supervised(run)
+        click.echo(supervised_json(found) if as_json else supervised_text(found), nl=as_json)
+    return 0
