@@ -8,6 +8,7 @@ import click
 
 from headway.cli import complete
 from headway.cli.arguments import overrides_argument
+from headway.cli.output import until_nobody_reads
 
 
 @click.command("try")
@@ -58,7 +59,9 @@ def command(
 
     fixed = (f"environment.name={json.dumps(name)}", f"model.path={json.dumps(model)}", f"run.seed={seed}")
     config = load_config(None, (*fixed, *map(_full, overrides)))
-    return try_once(config, split=split, index=index, level=level, temperature=temperature)
+    with until_nobody_reads():
+        return try_once(config, split=split, index=index, level=level, temperature=temperature)
+    return 0
 
 
 def _full(override: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headway.cli.arguments import check_run, naming, run_argument
+from headway.telemetry.supervised import is_supervised, read_supervised
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +42,9 @@ PER_SELECTION = 3  # rollouts of each kind in the page
 def command(run: Path, as_json: bool, page: Path | None, events: Path | None) -> int:
     r"""Show what a run did and what it learned.
 
-    Everything is derived from the run's journal; a run that is still going, or that died, can be reported
-    too. With --html or --tensorboard it writes files and prints where they are, instead of the report.
+    Everything is derived from the journal of RUN; a run that is still going, or that died, can be reported
+    too. With --html or --tensorboard it writes files and prints where they are, instead of the report. A
+    supervised run of `headway sft` has a shorter report, and no page.
 
     \b
     Examples:
@@ -51,6 +53,8 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
       headway report runs/quickstart --html report.html
       headway report runs/quickstart --tensorboard events
     """
+    if is_supervised(run):
+        return _supervised(run, as_json, page is not None or events is not None)
     check_run(run)
     if as_json and (page is not None or events is not None):
         raise click.UsageError("Give --json alone: with --html or --tensorboard nothing else is printed.")
@@ -146,3 +150,19 @@ def _state(run: Path, data: PageData) -> str:
         return "unfinished" if last_life(run) is None else "killed"
     except RunDirectoryError:
         return "running"
+
+
+def _supervised(run: Path, as_json: bool, files: bool) -> int:
+    from headway.core.errors import UserError
+    from headway.telemetry.supervised_report import supervised_json, supervised_text
+
+    if files:
+        raise UserError(
+            "--html and --tensorboard are of runs with a journal, and this is a supervised run",
+            value=str(run),
+            remedy="Leave them out: its report is text, and --json is all of it",
+        )
+    with naming(run):
+        found = read_supervised(run)
+        click.echo(supervised_json(found) if as_json else supervised_text(found), nl=as_json)
+    return 0
