@@ -20,6 +20,7 @@ from headway.queue.scheduler import Scheduler
 from headway.queue.settings import SchedulerSettings, verify_places
 from headway.runtime import directory, reserve
 from headway.runtime.life import Prepared, live
+from headway.runtime.sinks import with_sinks
 from headway.runtime.view import View, open_view, say
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
@@ -101,7 +102,10 @@ def first_life(
             clock_offset_s=0.0,
             lineage=0,
             checkpoint=None,
-            view=aside or open_view(view, run_dir.name, metrics, header),
+            view=aside
+            or with_sinks(
+                open_view(view, run_dir.name, metrics, header), config.telemetry, run_dir, metrics, header
+            ),
         )
     )
 
