@@ -36,7 +36,9 @@ def command(run: Path, once: bool, lines: bool, every: float) -> int:
       headway watch runs/quickstart --once
       headway watch runs/quickstart --lines | grep warning
     """
-    if not (run / "payloads").is_dir():  # a run that has just begun has no journal yet
+    from headway.telemetry.supervised import is_supervised
+
+    if is_supervised(run) or not (run / "payloads").is_dir():  # one that has just begun has no journal yet
         check_run(run)
     from headway.runtime.watch import watch
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from headway.algorithms.advantages.signal import signal_function
 from headway.config.compose import Config
+from headway.config.stages import Change
 from headway.core.clock import RunClock
 from headway.core.errors import HeadwayError, WorkerDiedError
 from headway.core.events import Event, StopAsked
@@ -27,6 +28,7 @@ from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.queue.verdict import verdict_function
 from headway.runtime import directory, snapshots
+from headway.runtime.control import Control, control_address
 from headway.runtime.crew import Crew, Death, Worker
 from headway.runtime.job import Job, Role
 from headway.runtime.live import LiveDriver, Share, Threads
@@ -60,6 +62,7 @@ class Prepared:
     lineage: int
     checkpoint: Path | None
     view: View
+    earlier: tuple[Change, ...] = ()  # settings that changed since the run began
 
     def say(self, line: str) -> None:
         """Show a line that stays."""
@@ -176,12 +179,19 @@ class _Life:
                 for job in self._jobs():
                     self._attend(await crew.start(job))
                 fresh = tasks.create_task(prepared.view.keep_fresh(clock.now))
+                control = tasks.create_task(self._control(driver))
                 finish = await driver.run(prepared.first)
+                control.cancel()
                 await crew.stop(prepared.config.run.exit_timeout_s)
                 fresh.cancel()
         finally:
             crew.kill()
         return finish, crew.death
+
+    async def _control(self, driver: LiveDriver) -> None:
+        prepared = self._prepared
+        control = Control(prepared.run_dir / directory.CONFIG, prepared.earlier, driver.inbox.put_nowait)
+        await control.serve(control_address(prepared.run_id, os.getpid()))
 
     def _attend(self, worker: Worker) -> None:
         self._driver.connect(worker.job.role, worker.job.name, worker.link)

@@ -40,6 +40,7 @@ class Stage:
     changes: list[Change]  # of this resume
     before: Config  # this resume
     idle: list[str]  # lines on settings without effect
+    earlier: list[Change]  # of earlier lives
 
 
 def resume(run_dir: Path, overrides: Sequence[str] = (), *, view: Choice | None = None) -> int:
@@ -106,6 +107,7 @@ def _resume(run_dir: Path, overrides: Sequence[str], view: Choice | None) -> int
             lineage=lineage,
             checkpoint=checkpoint,
             view=open_view(view or stage.config.telemetry.view, run_dir.name, metrics, journal.header),
+            earlier=(*stage.earlier, *stage.changes),
         )
     )
 
@@ -126,7 +128,7 @@ def _stage(run_dir: Path, journal: Journal, overrides: Sequence[str]) -> Stage:
     before, _ = change(path, earlier, ())
     config, changes = change(path, earlier, overrides)
     idle = idle_at_this_stage(config, path, earlier, overrides)
-    return Stage(config, began, changes, before, idle)
+    return Stage(config, began, changes, before, idle, earlier)
 
 
 def _check_goes_on(stage: Stage, state: State, last_s: float, said: str) -> None:
