@@ -22,7 +22,8 @@ def command(config: Path, overrides: tuple[str, ...], print_config: bool, smoke:
     r"""Train a model on written conversations (supervised).
 
     CONFIG is a TOML file with the sections [run], [model], [sft], [trainer] and [checkpoint]; it may hold
-    those of `headway train` too, which are not read here. The data is JSONL, one conversation a line:
+    those of `headway train` too, which are not read here. KEY=VALUE overrides a setting. The data is JSONL,
+    one conversation a line:
     {"messages": [{"role": "user", "content": "3+5="}, {"role": "assistant", "content": "8"}]}, or
     {"prompt": "3+5=", "completion": "8"}. The assistant's messages are trained.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from headway.algorithms.settings import AlgorithmSettings
 from headway.config.model import ModelSettings
+from headway.config.retention import RetentionSettings
 from headway.config.run import RunSettings
 from headway.config.sft import SftSettings
 from headway.environments.settings import EnvironmentSettings, SourceSettings
@@ -57,6 +58,7 @@ class Config:
     eval: EvalSettings
     stop: StopSettings
     checkpoint: CheckpointSettings
+    retention: RetentionSettings
     deadlines: DeadlineSettings
     telemetry: TelemetrySettings
 

@@ -40,6 +40,8 @@ LIVE = (
 NOT_LIVE = {
     "acceptance.verdict": "the driver loaded the function when it started",
     "checkpoint.keep": "the trainer learned it when it started",
+    "checkpoint.keep_every_steps": "the trainer learned it when it started",
+    "checkpoint.keep_best": "the driver learned it when it started",
     "curriculum.levels": "the environment was asked for its levels when it started",
     "pruning.max_tokens": "the environment's process learned it when it started",
     "pruning.max_repetition": "the environment's process learned it when it started",

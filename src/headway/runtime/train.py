@@ -18,12 +18,13 @@ from headway.models.load import model_facts
 from headway.queue.entry_settings import Source
 from headway.queue.scheduler import Scheduler
 from headway.queue.settings import SchedulerSettings, verify_places
-from headway.runtime import directory
+from headway.runtime import directory, reserve
 from headway.runtime.life import Prepared, live
 from headway.runtime.view import open_view, say
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
+from headway.telemetry.tensorboard import require_tensorboard
 
 if TYPE_CHECKING:
     from headway.config.compose import Config, SftConfig
@@ -41,6 +42,8 @@ def train(config: Config, *, config_path: Path, view: Choice | None = None) -> i
     if not config.run.name:
         name = directory.free_name(parent, name)
     model_dir = model_directory(config)
+    if config.telemetry.tensorboard:
+        require_tensorboard("telemetry.tensorboard")
     config = _from_anywhere(config)
     run_dir = directory.create(parent, name)
     with directory.claimed(run_dir):
@@ -48,6 +51,7 @@ def train(config: Config, *, config_path: Path, view: Choice | None = None) -> i
 
 
 def _first_life(config: Config, run_dir: Path, model_dir: Path, view: Choice) -> int:
+    reserve.take(run_dir)
     say(f"run directory: {run_dir}")
     write_config(config, run_dir / directory.CONFIG)
     settings, facts, lora = scheduler_settings(config), model_facts(model_dir), config.trainer

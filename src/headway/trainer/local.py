@@ -7,7 +7,6 @@ caller hands it whole batches. One batch is one optimizer step; micro-batches on
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -16,16 +15,17 @@ from safetensors import SafetensorError
 
 from headway.core.errors import HeadwayError
 from headway.core.protocols import StepResult
+from headway.core.storage import disk_full, is_full, no_room
 from headway.trainer import checkpoints
 from headway.trainer.passes import Passes, Version
 from headway.trainer.policy import TrainedPolicy
 from headway.trainer.schedule import learning_rate
 from headway.trainer.sequences import fetch_rows
 from headway.weights.manifest import read_manifest
-from headway.weights.publish import write_adapter, write_full
+from headway.weights.publish import version_name, write_adapter, write_full
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -53,6 +53,7 @@ class LocalTrainer:
         checkpoint_dir: where checkpoints are written.
         seed: of the LoRA factors' first values.
         keep_checkpoints: newest checkpoints that stay.
+        keep_every_steps: checkpoints of a multiple of this stay too, 0 for none.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class LocalTrainer:
         checkpoint_dir: Path,
         seed: int = 0,
         keep_checkpoints: int = 3,
+        keep_every_steps: int = 0,
     ) -> None:
         self._threads = settings.threads
         self._take_threads()
@@ -74,6 +76,7 @@ class LocalTrainer:
         self._weights_dir = weights_dir
         self._checkpoint_dir = checkpoint_dir
         self._keep_checkpoints = keep_checkpoints
+        self._keep_every_steps = keep_every_steps
         self._policy = TrainedPolicy(_loaded(model), settings, seed)
         if algorithm.kl_coef > 0:
             with self._policy.as_reference():  # a reference that is not there is found out now
@@ -169,25 +172,28 @@ class LocalTrainer:
         return {"grad_norm": norm, "learning_rate": rate, "nonfinite": float(not finite)}
 
     def publish(self, lineage: int, number: int) -> tuple[str, int]:
-        """Write the weights for replicas, atomically; return (manifest, bytes)."""
+        """Write the weights for replicas, atomically; return (manifest, bytes).
+
+        Raises DiskFullError when there is no room for them.
+        """
         if number != self._steps:
             rule = f"a version's number must be the {self._steps} optimizer steps applied"
             raise HeadwayError(rule, value=number)
         tensors = self._policy.published()
-        if self._settings.full:
-            path = write_full(self._weights_dir, lineage, number, tensors)
-        else:
-            path = write_adapter(
-                self._weights_dir,
-                lineage,
-                number,
-                tensors,
-                rank=self._settings.lora_rank,
-                alpha=self._settings.lora_alpha,
-                base_model=self._policy.base_model_name,
-            )
+        try:
+            path = self._write_version(lineage, number, tensors)
+        except (OSError, SafetensorError) as error:
+            needed = _tensor_bytes(tensors)
+            full = error if is_full(error) else no_room(self._weights_dir, needed)
+            if full is None:
+                raise
+            raise disk_full(self._weights_dir / version_name(lineage, number), needed, full) from error
         self._lineage = lineage
         return str(path), read_manifest(path).num_bytes
+
+    def publish_to(self, weights_dir: Path) -> None:
+        """Publish versions there from now on."""
+        self._weights_dir = weights_dir
 
     def save(self, step: int, *, lineage: int = 0) -> str:
         """Write a checkpoint, whole or not at all, and drop the oldest; return its path."""
@@ -195,17 +201,32 @@ class LocalTrainer:
         self.retain(step)
         return path
 
+    def _write_version(self, lineage: int, number: int, tensors: Mapping[str, Tensor]) -> Path:
+        if self._settings.full:
+            return write_full(self._weights_dir, lineage, number, tensors)
+        return write_adapter(
+            self._weights_dir,
+            lineage,
+            number,
+            tensors,
+            rank=self._settings.lora_rank,
+            alpha=self._settings.lora_alpha,
+            base_model=self._policy.base_model_name,
+        )
+
     def capture(self, step: int, *, lineage: int = 0) -> Callable[[], str]:
         """Copy everything that a checkpoint holds, and return what writes it, whole or not at all.
 
         The copy takes as much memory again as the trained weights and the optimizer's state do. It may be
-        written in any thread while the trainer goes on; that returns the checkpoint's path.
+        written in any thread while the trainer goes on; that returns the checkpoint's path, and raises
+        DiskFullError when there is no room for it, HeadwayError when it cannot be written otherwise.
         """
         if step != self._steps:
             rule = f"a checkpoint's step must be the {self._steps} optimizer steps applied"
             raise HeadwayError(rule, value=step)
         facts = {"kind": "full" if self._settings.full else "lora"}
         write_policy = self._policy.capture()
+        num_bytes = _tensor_bytes(self._policy.trainable()) + _tensor_bytes(self._optimizer.state_dict())
         state = {
             "steps": self._steps,
             "num_nonfinite": self._num_nonfinite,
@@ -214,22 +235,30 @@ class LocalTrainer:
         }
 
         def write() -> str:
+            path = checkpoints.checkpoint_path(self._checkpoint_dir, step)
             try:
                 with checkpoints.writing(self._checkpoint_dir, step, facts, lineage=lineage) as staging:
                     write_policy(staging)
                     torch.save(state, staging / _STATE)
             except (OSError, RuntimeError, SafetensorError) as error:  # torch does not say "disk full"
-                free = shutil.disk_usage(self._checkpoint_dir).free
-                rule = f"the checkpoint of step {step} must be written to {self._checkpoint_dir}"
-                remedy = f"{free >> 20} MiB are free there. Mend that, then go on with `headway resume`"
+                full = error if is_full(error) else no_room(self._checkpoint_dir, num_bytes)
+                if full is not None:
+                    raise disk_full(path, num_bytes, full) from error
+                rule = f"the checkpoint {path} must be written"
+                remedy = "Mend that, then go on with `headway resume`"
                 raise HeadwayError(rule, value=str(error).split("\n")[0], remedy=remedy) from error
-            return str(checkpoints.checkpoint_path(self._checkpoint_dir, step))
+            return str(path)
 
         return write
 
-    def retain(self, step: int) -> None:
-        """Drop checkpoints beyond the newest few up to `step`, and those of a branch that was lost."""
-        checkpoints.retain(self._checkpoint_dir, step, self._keep_checkpoints)
+    def retain(self, step: int, also: Collection[int] = ()) -> None:
+        """Drop checkpoints beyond the newest few up to `step`, and those of a branch that was lost.
+
+        Milestones stay, and those of the steps `also`.
+        """
+        checkpoints.retain(
+            self._checkpoint_dir, step, self._keep_checkpoints, every=self._keep_every_steps, also=also
+        )
 
     def discard_after(self, step: int) -> None:
         """Remove the checkpoints of steps that are lost because the run goes on from `step`."""
@@ -288,6 +317,15 @@ def _copied(value: Any) -> Any:
     if isinstance(value, list):
         return [_copied(entry) for entry in cast("list[Any]", value)]
     return value
+
+
+def _tensor_bytes(value: Any) -> int:
+    """Return the bytes of all tensors in tables and lists."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(map(_tensor_bytes, cast("dict[Any, Any]", value).values()))
+    return sum(map(_tensor_bytes, cast("list[Any]", value))) if isinstance(value, list) else 0
 
 
 def _loaded(model: Path | str | PreTrainedModel) -> PreTrainedModel:
