@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 from headway.algorithms.advantages.signal import signal_function
 from headway.config.compose import Config
+from headway.config.stages import Change
 from headway.core.clock import RunClock
 from headway.core.errors import DiskFullError, HeadwayError, WorkerDiedError
 from headway.core.events import CheckpointDone, Event, Noticed, StopAsked
@@ -28,6 +29,7 @@ from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.queue.verdict import verdict_function
 from headway.runtime import directory, reserve, retention, snapshots
+from headway.runtime.control import Control, control_address
 from headway.runtime.crew import Crew, Death, Worker
 from headway.runtime.housekeeper import Housekeeper, Tidy
 from headway.runtime.job import Job, Role, checkpoint_dir, weights_dir
@@ -65,6 +67,7 @@ class Prepared:
     lineage: int
     checkpoint: Path | None
     view: View
+    earlier: tuple[Change, ...] = ()  # settings that changed since the run began
 
     def say(self, line: str) -> None:
         """Show a line that stays."""
@@ -226,7 +229,9 @@ class _Life:
                 for job in self._jobs():
                     self._attend(await crew.start(job))
                 fresh = tasks.create_task(prepared.view.keep_fresh(clock.now))
+                control = tasks.create_task(self._control(driver))
                 finish = await driver.run(prepared.first)
+                control.cancel()
                 await crew.stop(prepared.config.run.exit_timeout_s)
                 fresh.cancel()
         finally:
@@ -235,6 +240,11 @@ class _Life:
         await asyncio.sleep(0)  # what the last measurement found is in the inbox then
         driver.take_stats()
         return finish, crew.death
+
+    async def _control(self, driver: LiveDriver) -> None:
+        prepared = self._prepared
+        control = Control(prepared.run_dir / directory.CONFIG, prepared.earlier, driver.inbox.put_nowait)
+        await control.serve(control_address(prepared.run_id, os.getpid()))
 
     def _checkpointed(self, seq: int, event: CheckpointDone) -> None:
         """Save the scheduler's state, and let go what nobody needs; the journal is synced."""

@@ -44,6 +44,7 @@ class Stage:
     changes: list[Change]  # of this resume
     before: Config  # this resume
     idle: list[str]  # lines on settings without effect
+    earlier: list[Change]  # of earlier lives
 
 
 def resume(run_dir: Path, overrides: Sequence[str] = (), *, view: Choice | None = None) -> int:
@@ -130,6 +131,7 @@ def _resume(
                 metrics,
                 journal.header,
             ),
+            earlier=(*stage.earlier, *stage.changes),
         )
     )
 
@@ -182,7 +184,7 @@ def _stage(run_dir: Path, journal: Journal, overrides: Sequence[str]) -> Stage:
     before, _ = change(path, earlier, ())
     config, changes = change(path, earlier, overrides)
     idle = idle_at_this_stage(config, path, earlier, overrides)
-    return Stage(config, began, changes, before, idle)
+    return Stage(config, began, changes, before, idle, earlier)
 
 
 def _edits(now: dict[str, Any], began: dict[str, Any]) -> list[str]:
