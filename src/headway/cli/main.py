@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "train": ("train", "Train a model as a config file says."),
+    "sft": ("sft", "Train a model on written conversations (supervised)."),
     "resume": ("resume", "Go on with a run from its last checkpoint."),
     "watch": ("watch", "Show what a run does at this moment."),
     "rollouts": ("rollouts", "Look into the rollouts of a run."),
     "report": ("report", "Show what a run did and what it learned."),
     "eval": ("eval", "Measure a model on an environment's tasks."),
-    "export": ("export", "Write a run's trained model as a directory that transformers loads."),
+    "export": ("export", "Write a run's trained model for transformers."),
     "replay": ("replay", "Check a run's journal against the scheduler."),
+    "prune": ("prune", "Free disk space: remove what a run need not keep."),
     "model": ("model", "Fetch models."),
     "env": ("env", "List environments and try them."),
     "completion": ("completion", "Let the shell complete commands, keys and runs."),

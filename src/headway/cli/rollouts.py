@@ -90,13 +90,14 @@ def command(
     jsonl: str | None,
     parquet: str | None,
 ) -> int:
-    r"""Look into the rollouts of a run: a table, transcripts, or files.
+    r"""Look into the rollouts of a run.
 
-    Without options the newest rollouts, one a line: reward and advantage, sampled tokens, the step that
-    trained it and the age of its oldest token there, its fate, and where most of its time went. A transcript
-    shows every token as text: what the environment wrote is dim, what the policy sampled in colour or between
-    [[ and ]], with policy version and log-probs. Everything is derived from the journal and the payloads; a
-    run that is still going, or that died, can be looked into too. docs/rollouts.md describes the files.
+    Shows a table, transcripts or files of the rollouts in RUN. Without options the newest, one a line:
+    reward and advantage, sampled tokens, the step that trained it and the age of its oldest token there,
+    its fate, and where most of its time went. A transcript shows every token as text: what the environment
+    wrote is dim, what the policy sampled in colour or between [[ and ]], with policy version and log-probs.
+    Everything is derived from the journal and the payloads; a run that is still going, or that died, can be
+    looked into too. docs/rollouts.md describes the files.
 
     \b
     Examples:

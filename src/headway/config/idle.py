@@ -178,6 +178,7 @@ TABLE = (
         lambda c: c.eval.num_tasks > 0,
         ("eval.num_tasks",),
     ),
+    Idle("checkpoint.keep_best", lambda c: c.eval.num_tasks > 0, ("eval.num_tasks",)),
     Idle("stop.target_window", lambda c: c.stop.target_reward != 0, ("stop.target_reward",)),
 )
 """In the order of the sections; of several entries of a key the first that does not act tells why."""

@@ -19,9 +19,11 @@ from headway.core.events import (
     CheckpointDone,
     CommandRefused,
     DeadlinePassed,
+    DiskFull,
     EvalDue,
     Event,
     GroupSignal,
+    Noticed,
     ReplicaChanged,
     ReplicaJoined,
     ReplicaLost,
@@ -269,6 +271,10 @@ class Scheduler:
             case CommandRefused():
                 text = f"{event.message} ({event.command} of {event.target} could not be carried out)"
                 stopping.stop(ctx, "failed", text, failed=True)
+            case DiskFull():
+                stopping.stop(ctx, "disk_full", event.message, failed=True)
+            case Noticed():
+                ctx.warn(event.code, event.text)
             case StopAsked():
                 stopping.stop(ctx, "interrupted", event.reason, failed=False)
             case EvalDue():
@@ -337,6 +343,9 @@ class Scheduler:
                 partial.resumed(ctx, group, rollout, event)
             case RolloutEnded() if active:
                 rollouts.ended(ctx, group, rollout, event)
+            case RolloutFailed(cause="disk_full") if active:
+                rollouts.unwritten(ctx, group, rollout)
+                stopping.stop(ctx, "disk_full", event.message, failed=True)
             case RolloutFailed() if active:
                 rollouts.failed(ctx, group, rollout, event)
             case Scored() if rollout.station == "scoring" and event.tries == rollout.score_tries:

@@ -198,7 +198,21 @@ class CheckpointSettings:
     """Section [checkpoint]: what survives. A run also saves when it ends."""
 
     every_steps: int = setting(10, "Save each time this many steps are done; 0 only at the end.", ge=0)
-    keep: int = setting(2, "Checkpoints kept; older ones are deleted.", ge=1)
+    keep: int = setting(
+        2,
+        "Newest checkpoints kept, which a resume or a rollback may go on from; older ones are deleted.",
+        ge=1,
+    )
+    keep_every_steps: int = setting(
+        0,
+        "Checkpoints of steps that are a multiple of this stay too, to export or compare; 0 for none.",
+        ge=0,
+    )
+    keep_best: bool = setting(
+        False,
+        "The checkpoint with the best evaluation stays too. An evaluation counts when a checkpoint of its "
+        "step is there when it ends.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

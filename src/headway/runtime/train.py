@@ -18,15 +18,17 @@ from headway.models.load import model_facts
 from headway.queue.entry_settings import Source
 from headway.queue.scheduler import Scheduler
 from headway.queue.settings import SchedulerSettings, verify_places
-from headway.runtime import directory
+from headway.runtime import directory, reserve
 from headway.runtime.life import Prepared, live
 from headway.runtime.view import View, open_view, say
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
+from headway.telemetry.tensorboard import require_tensorboard
 
 if TYPE_CHECKING:
-    from headway.config.compose import Config
+    from headway.config.compose import Config, SftConfig
+    from headway.config.model import ModelSettings
     from headway.telemetry.settings import Choice
 
 
@@ -40,7 +42,9 @@ def train(config: Config, *, config_path: Path, view: Choice | None = None) -> i
     if not config.run.name:
         name = directory.free_name(parent, name)
     model_dir = model_directory(config)
-    config = from_anywhere(config)
+    if config.telemetry.tensorboard:
+        require_tensorboard("telemetry.tensorboard")
+    config = config_from_anywhere(config)
     run_dir = directory.create(parent, name)
     with directory.claimed(run_dir):
         return first_life(config, run_dir, model_dir, view or config.telemetry.view)
@@ -65,6 +69,7 @@ def first_life(
         subject: what an evaluation measures, in words.
         aside: a view that takes the place of `view`.
     """
+    reserve.take(run_dir)
     (aside.say if aside is not None else say)(f"run directory: {run_dir}")
     write_config(config, run_dir / directory.CONFIG)
     settings, facts, lora = scheduler_settings(config), model_facts(model_dir), config.trainer
@@ -101,18 +106,24 @@ def first_life(
     )
 
 
-def from_anywhere(config: Config) -> Config:
+def config_from_anywhere(config: Config) -> Config:
     """Return the config with absolute paths, so that a resume may be started in another directory."""
-    model, sandbox = Path(config.model.path).expanduser(), config.sandbox.directory
-    if model.is_dir() or (model.suffix == ".gguf" and model.is_file()):
-        config = replace(config, model=replace(config.model, path=str(model.absolute())))
+    config, sandbox = replace(config, model=from_anywhere(config.model)), config.sandbox.directory
     if sandbox:
         sandbox = str(Path(sandbox).expanduser().absolute())
         config = replace(config, sandbox=replace(config.sandbox, directory=sandbox))
     return config
 
 
-def model_directory(config: Config) -> Path:
+def from_anywhere(model: ModelSettings) -> ModelSettings:
+    """Return the settings with the absolute path of a model that is on this machine."""
+    path = Path(model.path).expanduser()
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+        return replace(model, path=str(path.absolute()))
+    return model
+
+
+def model_directory(config: Config | SftConfig) -> Path:
     """Return the checkpoint of `model.path`, verified.
 
     Raises ModelError when it is missing, incomplete or of an unknown family.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core import commands, events, notes
 from headway.core.records import Latency
 from headway.telemetry.depth import Level, QueueDepth
+from headway.telemetry.disk import DiskUse, SegmentAges
 from headway.telemetry.driver import DriverCost
 from headway.telemetry.groups import Groups
 from headway.telemetry.ledger import Ledger
@@ -64,6 +65,9 @@ class RunMetrics:
         self.num_guard_rollbacks = 0
         self._guard_rolls_back = False  # an alarm of this entry asks for it
         self.driver = DriverCost()
+        self.disk = DiskUse()
+        self.checkpoints: dict[int, int] = {}  # step of a checkpoint -> bytes
+        self.segment_ages = SegmentAges()
         self.outcome = "unfinished"
         self.message = ""
         self.failed = False
@@ -104,6 +108,7 @@ class RunMetrics:
         if isinstance(record, Stat):
             self._advance(record.t)
             self.driver.feed(record)
+            self.disk.feed(record, self.steps.steps_ended)
             return
         t, kind = record.t, type(record.event).__name__
         if isinstance(record.event, events.RunResumed):
@@ -170,6 +175,7 @@ class RunMetrics:
                 self.pause_s.add(event.pause_s)
             case events.CheckpointDone():
                 self.window.checkpointed(event.duration_s)
+                self.checkpoints[event.step] = event.num_bytes
             case events.WorkerLost():
                 self._warn(t, "worker_lost", f"{event.role} {event.worker} ended unasked: {event.cause}")
             case events.ReplicaLost():
@@ -199,6 +205,8 @@ class RunMetrics:
                 self._group_settled(note)
             case notes.BatchReleased():
                 self.steps.released(note)
+                for group in note.groups:
+                    self.segment_ages.touch(group, note.step)
                 self.partial.released(note.num_masked_tokens)
                 self.depth.released(note.groups)
                 self.tasks.released(note)
@@ -280,6 +288,7 @@ class RunMetrics:
             self.environment_staleness[age] = self.environment_staleness.get(age, 0) + 1
 
     def _group_settled(self, note: notes.GroupSettled) -> None:
+        self.segment_ages.touch(note.group, self.steps.steps_ended)
         decided, zero = self.groups.num_decided, self.groups.num_zero
         self.groups.settled(note)
         self.tasks.settled(note)
