@@ -23,7 +23,7 @@ COMMANDS = {
     "sft": ("sft", "Train a model on written conversations (supervised)."),
     "resume": ("resume", "Go on with a run from its last checkpoint."),
     "watch": ("watch", "Show what a run does at this moment."),
-    "rollouts": ("rollouts", "Look into the rollouts of a run."),
+    "rollouts": ("rollouts", "Look into the rollouts of a run: a table, transcripts, or files."),
     "report": ("report", "Show what a run did and what it learned."),
     "eval": ("eval", "Measure a model on an environment's tasks."),
     "export": ("export", "Write a run's trained model for transformers."),

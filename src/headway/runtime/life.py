@@ -243,10 +243,10 @@ class _Life:
         finally:
             crew.kill()
             housekeeper.stop()
-        await asyncio.sleep(0)  # what the last measurement found is in the inbox then
-        driver.take_stats()
             if sink is not None:
                 sink.close()
+        await asyncio.sleep(0)  # what the last measurement found is in the inbox then
+        driver.take_stats()
         return finish, crew.death
 
     def _checkpointed(self, seq: int, event: CheckpointDone) -> None:
