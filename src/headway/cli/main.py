@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = {
+    "check": ("check", "Check a config, its model and this machine before a run."),
     "train": ("train", "Train a model as a config file says."),
     "resume": ("resume", "Go on with a run from its last checkpoint."),
     "report": ("report", "Show what a run did and what it learned."),

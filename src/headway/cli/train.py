@@ -22,7 +22,8 @@ def command(config: Path, overrides: tuple[str, ...], print_config: bool, smoke:
     r"""Train a model as a config file says.
 
     CONFIG is a TOML file; docs/configuration.md lists its keys. KEY=VALUE overrides one of them. The run's
-    directory is printed first; it holds the resolved config, journal, checkpoints and summary.
+    directory is printed first; it holds the resolved config, journal, checkpoints and summary. What `headway
+    check` finds without loading the model is told before it.
 
     Ctrl-C finishes the step, checkpoints and ends; a second one ends at once. `headway resume` goes on.
 
@@ -39,12 +40,12 @@ def command(config: Path, overrides: tuple[str, ...], print_config: bool, smoke:
 
     given = (*(SMOKE if smoke else ()), *overrides)
     resolved = load_config(config, given)
-    for line in idle_settings(resolved, config, given):
-        click.echo(line, err=True)
     if print_config:
+        for line in idle_settings(resolved, config, given):
+            click.echo(line, err=True)
         click.echo(render_config(resolved), nl=False)
         return 0
     from headway.runtime.train import train
 
     with placing(config, given):
-        return train(resolved, config_path=config)
+        return train(resolved, config_path=config, overrides=given)

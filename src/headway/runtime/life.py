@@ -22,6 +22,7 @@ from headway.config.compose import Config
 from headway.core.clock import RunClock
 from headway.core.errors import HeadwayError, WorkerDiedError
 from headway.core.events import Event, StopAsked
+from headway.matching.memory import handover_bytes
 from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.queue.verdict import verdict_function
@@ -37,7 +38,7 @@ from headway.telemetry.metrics import RunMetrics
 if TYPE_CHECKING:
     from headway.core.commands import Finish, RestartWorker
 
-_VERSIONS_AT_ONCE = 5  # kept, being written, being read
+SHARED_MEMORY = Path("/dev/shm")
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
@@ -117,15 +118,15 @@ def _original(death: Death) -> HeadwayError:
 
 def _weights_dir(prepared: Prepared) -> Path:
     """Return where versions are handed over: shared memory where enough is free, else the run directory."""
-    shared = Path("/dev/shm")
-    facts, trainer = model_facts(prepared.model_dir), prepared.config.trainer
-    num_params = (
-        facts.num_params if trainer.full else facts.lora_params(trainer.lora_rank, trainer.lora_targets)
-    )
-    needed = 4 * num_params * _VERSIONS_AT_ONCE
-    if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > needed:
-        return shared / f"headway-weights-{prepared.run_id}"
+    if fits_shared_memory(handover_bytes(model_facts(prepared.model_dir), prepared.config)):
+        return SHARED_MEMORY / f"headway-weights-{prepared.run_id}"
     return prepared.run_dir.absolute() / "weights"
+
+
+def fits_shared_memory(num_bytes: int) -> bool:
+    """Say whether shared memory is there, may be written to, and has room."""
+    shared = SHARED_MEMORY
+    return shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > num_bytes
 
 
 class _Life:

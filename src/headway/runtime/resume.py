@@ -15,7 +15,8 @@ from headway.queue.state import CARRIED
 from headway.runtime import directory, snapshots
 from headway.runtime.job import checkpoint_dir
 from headway.runtime.life import Prepared, live, sweep
-from headway.runtime.train import model_directory, run_id, say, say_aside, scheduler_settings
+from headway.runtime.model import model_directory, say_aside
+from headway.runtime.train import run_id, say, scheduler_settings
 from headway.telemetry.journal import read_journal, truncate_torn_tail
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics

@@ -11,25 +11,30 @@ from typing import TYPE_CHECKING
 from headway.config.show import write_config
 from headway.core.clock import wall_time
 from headway.core.codec import to_plain
-from headway.core.errors import ModelError
 from headway.core.events import RunStarted
-from headway.models.checkpoint import resolve, verify
 from headway.models.load import model_facts
 from headway.queue.entry_settings import Source
 from headway.queue.scheduler import Scheduler
 from headway.queue.settings import SchedulerSettings, verify_places
 from headway.runtime import directory
 from headway.runtime.life import Prepared, live
+from headway.runtime.preflight.checks import fast_part
+from headway.runtime.preflight.subject import Subject
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headway.config.compose import Config
 
 
-def train(config: Config, *, config_path: Path) -> int:
+def train(config: Config, *, config_path: Path, overrides: Sequence[str] = ()) -> int:
     """Run a new run to its end; return the exit code.
+
+    What `headway check` looks at without a model or a sandbox is looked at first; `config` is what the other
+    two load to.
 
     Raises UserError for anything that the user can mend, before a process is started where possible.
     """
@@ -37,7 +42,7 @@ def train(config: Config, *, config_path: Path) -> int:
     parent = Path(config.run.dir)
     if not config.run.name:
         name = directory.free_name(parent, name)
-    model_dir = model_directory(config)
+    model_dir = fast_part(Subject(config, config_path, overrides))
     config = _from_anywhere(config)
     run_dir = directory.create(parent, name)
     with directory.claimed(run_dir):
@@ -88,25 +93,6 @@ def _from_anywhere(config: Config) -> Config:
         sandbox = str(Path(sandbox).expanduser().absolute())
         config = replace(config, sandbox=replace(config.sandbox, directory=sandbox))
     return config
-
-
-def model_directory(config: Config) -> Path:
-    """Return the checkpoint of `model.path`, verified.
-
-    Raises ModelError when it is missing, incomplete or of an unknown family.
-    """
-    try:
-        path = resolve(config.model.path, progress=say_aside)
-        verify(path)
-    except ModelError as error:
-        error.key = error.key or "model.path"
-        raise
-    return path
-
-
-def say_aside(line: str) -> None:
-    """Print a line that is no part of the run's own output, which begins with the run directory."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def say(line: str) -> None:
