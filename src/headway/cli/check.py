@@ -54,8 +54,9 @@ def command(config: Path, overrides: tuple[str, ...], strict: bool, memory: bool
         seen.append(looked)
         for finding in () if as_json else looked.findings:
             click.echo(line(looked.check.name, finding, width, colour=colour), color=colour)
-    known = subject is not None and "memory" not in tally.not_run
-    estimate = estimate_for(subject) if known else None
+    estimate = None
+    if subject is not None and "memory" not in tally.not_run:
+        estimate = estimate_for(subject)
     if as_json:
         click.echo(json.dumps(to_plain(seen, tally, estimate), indent=2))
         return tally.exit_code(strict=strict)

@@ -43,7 +43,8 @@ def environment(subject: Subject) -> Iterator[Finding]:
                     key=f"source.{name}.environment" if name else "environment.name",
                 )
             )
-    if wanted and num_eval is not None and num_eval < wanted:
+    asked = subject.source.is_given("eval.num_tasks")
+    if wanted and num_eval is not None and num_eval < wanted and (asked or not num_eval):
         yield warning(
             f"{evaluated.name} has {num_eval} eval tasks, and {wanted} are asked for",
             f"Use eval.num_tasks = {num_eval}" if num_eval else "Use eval.num_tasks = 0",
@@ -51,7 +52,8 @@ def environment(subject: Subject) -> Iterator[Finding]:
         )
         return
     sizes = [_size(entry.name, entry.num_tasks("train")) for entry in subject.train_environments.values()]
-    yield ok(f"{', '.join(sizes)}; {wanted} eval tasks" if wanted else ", ".join(sizes))
+    evaluations = wanted if num_eval is None else min(wanted, num_eval)
+    yield ok(f"{', '.join(sizes)}; {evaluations} eval tasks" if wanted else ", ".join(sizes))
 
 
 def raised(error: BaseException, when: str) -> EnvironmentSetupError:

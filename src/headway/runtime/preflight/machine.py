@@ -22,24 +22,27 @@ _GIB = 1 << 30
 
 def cores(subject: Subject) -> Iterator[Finding]:
     """Threads that were asked for do not exceed the cores that this process may use."""
-    config, there = subject.config, len(os.sched_getaffinity(0))
-    generator, trainer = config.generator, config.trainer
-    asked = generator.replicas * (generator.threads or 1) + (trainer.threads or 1)
-    if max(generator.replicas * (generator.threads or 1), trainer.threads) > there or (
-        asked > there and generator.threads and trainer.threads
-    ):
-        key = "generator.threads" if generator.threads else "trainer.threads"
-        if not generator.threads and not trainer.threads:
-            key = "generator.replicas"
-        yield warning(
-            f"{generator.replicas} generator(s) of {generator.threads or 1} "
-            f"and a trainer of {trainer.threads or 1} threads share {there} core{'s'[: there > 1]}: all get slower",
-            "Set generator.threads and trainer.threads to 0, which divides the cores, or use fewer replicas",
-            key=key,
-        )
+    there = len(os.sched_getaffinity(0))
+    generator, trainer = subject.config.generator, subject.config.trainer
+    generating, training = generator.replicas * max(1, generator.threads), max(1, trainer.threads)
+    both_set = generator.threads > 0 and trainer.threads > 0
+    if max(generating, training, generating + training if both_set else 0) <= there:
+        divided = "as set" if both_set else "divided by who has something to do"
+        yield ok(f"{_cores(there)}, {divided}")
         return
-    divided = "divided by what there is to do" if not (generator.threads and trainer.threads) else "as set"
-    yield ok(f"{there} core{'s'[: there > 1]}, {divided}")
+    key = "trainer.threads" if training > there >= generating else "generator.threads"
+    if key == "generator.threads" and not generator.threads:
+        key = "generator.replicas"
+    yield warning(
+        f"generators with {generating} and a trainer with {training} threads share {_cores(there)}: all get "
+        "slower",
+        "Set generator.threads and trainer.threads to 0, which divides the cores, or use fewer replicas",
+        key=key,
+    )
+
+
+def _cores(number: int) -> str:
+    return f"{number} core{'s'[: number > 1]}"
 
 
 def estimate_for(subject: Subject) -> MemoryEstimate:

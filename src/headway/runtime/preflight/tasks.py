@@ -86,7 +86,7 @@ def splits(subject: Subject) -> Iterator[Finding]:
                 key="environment.name",
             )
             return
-    yield ok(f"none of the first {num_train:,} train tasks is among the {len(held_out):,} eval tasks")
+    yield ok(f"{num_train:,} train tasks are all others than the {len(held_out):,} eval tasks")
 
 
 def _splits(subject: Subject) -> Iterator[tuple[str, Environment]]:
