@@ -155,7 +155,8 @@ def check_levels(environments: Mapping[str, Environment], config: Config) -> Non
                 environments[name].task("train", 0, level)
             except Exception as error:  # the environment's own code may raise anything
                 rule = f"environment {environments[name].name} has no task of level {level}: {error}"
-                raise EnvironmentSetupError(rule, key=key) from error
+                remedy = "Name levels that its task() makes"
+                raise EnvironmentSetupError(rule, key=key, remedy=remedy) from error
 
 
 def generation_limits(config: Config) -> GenerationLimits:

@@ -34,7 +34,7 @@ def cores(subject: Subject) -> Iterator[Finding]:
     if key == "generator.threads" and not generator.threads:
         key = "generator.replicas"
     yield warning(
-        f"generators with {generating} and a trainer with {training} threads share {_cores(there)}: all get "
+        f"generators take {generating} and the trainer {training} threads, of {_cores(there)}: all get "
         "slower",
         "Set generator.threads and trainer.threads to 0, which divides the cores, or use fewer replicas",
         key=key,

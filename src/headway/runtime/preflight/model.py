@@ -46,7 +46,7 @@ def model_files(subject: Subject) -> Iterator[Finding]:
     yield from _lora_targets(subject)
     num_bytes = sum(file.stat().st_size for file in weight_files(path))
     yield ok(
-        f"{path.name}: {shape.num_params / 1e6:.4g} million parameters in {len(wanted)} tensors, "
+        f"{path.name}: {shape.num_params:,} parameters in {len(wanted)} tensors, "
         f"{num_bytes / 1e6:,.0f} MB, all there"
     )
 
