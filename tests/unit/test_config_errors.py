@@ -162,7 +162,7 @@ def test_unknown_sections_and_keys_without_a_section(messages):
 
 def test_a_section_that_is_a_value(messages):
     assert messages("queue = 3\n" + GIVEN) == [
-        "run.toml:1: queue: must be a section, written [queue] (got 3)"
+        "run.toml:1: queue: must be a section, written [queue] (got 3). Write its keys below a line [queue]"
     ]
 
 

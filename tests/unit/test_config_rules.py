@@ -217,7 +217,7 @@ def test_a_group_of_one_is_refused_wherever_it_is_set():
 def test_a_band_that_no_group_can_be_in():
     narrow = ("acceptance.band_low=0.3", "acceptance.band_high=0.45", "queue.group_size=2")
     assert problems(*BASE, *narrow) == [
-        "acceptance.band_low: no group of 2 can have a solved share from 0.3 to 0.45: every group would be dropped "
-        "(got 0.3). Widen the band, or use larger groups"
+        "acceptance.band_low: no group of 2 can have a solved share from 0.3 to 0.45: every group would be "
+        "dropped (got 0.3). Widen the band, or use larger groups"
     ]
     load_config(None, [*BASE, *narrow, "queue.group_size=8"])

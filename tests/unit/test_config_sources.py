@@ -116,17 +116,17 @@ def test_the_tasks_of_a_source_name_it_and_any_worker_can_make_them_again(tmp_pa
         (
             "[curriculum]\nlevels = [1, 9]\n",
             ":8: curriculum.levels: levels of the environment arithmetic must be at least 1 and at most 4 "
-            "(got [1, 9])",
+            "(got [1, 9]). Leave out the others",
         ),
         (
             '[source.code]\nenvironment = "python-code"\nlevels = [3, 4]\n',
             ":9: source.code.levels: levels of the environment python-code must be at least 1 and at most 3 "
-            "(got [3, 4])",
+            "(got [3, 4]). Leave out the others",
         ),
         (
             '[source.code]\nenvironment = "python-code"\n[curriculum]\nlevels = [4]\n',
             ":10: curriculum.levels: levels of the environment python-code must be at least 1 and at most 3 "
-            "(got [4])",
+            "(got [4]). Leave out the others",
         ),
     ],
 )

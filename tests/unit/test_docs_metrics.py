@@ -15,6 +15,7 @@ from headway.queue.settings import QueueSettings, SchedulerSettings, StopSetting
 from headway.telemetry.header import new_header
 from headway.telemetry.metrics import RunMetrics
 from headway.telemetry.records import Entry
+from headway.telemetry.reference import current_page, definition
 from headway.trainer.sums import BatchSums
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -42,6 +43,15 @@ def summary(request):
             event = replace(event, metrics={"literal": 1.0})
         metrics.feed(Entry(entry.seq, entry.t, event, tuple(entry.commands), tuple(entry.notes)))
     return metrics.summary()
+
+
+def test_the_page_is_current():
+    assert current_page() == PAGE, "python -m headway.telemetry.reference > docs/metrics.md"
+
+
+def test_a_key_of_a_summary_can_be_explained():
+    assert definition("rl.discard.stale.tokens")[0] == "tokens"
+    assert definition("rl.no.such.key") is None
 
 
 def pattern(documented: str) -> re.Pattern[str]:

@@ -35,7 +35,11 @@ class Registry(Generic[F]):
     def register(self, name: str) -> Callable[[F], F]:
         """Return a decorator that registers a function under `name`; a taken name raises UserError."""
         if name in self.names:
-            raise UserError(f"a name may be registered once, and this {self._kind} exists", value=name)
+            raise UserError(
+                f"a name may be registered once, and this {self._kind} exists",
+                value=name,
+                remedy="Choose another name",
+            )
 
         def keep(function: F) -> F:
             self._functions[name] = function

@@ -1,8 +1,4 @@
-"""Entry of the headway command: which commands there are, and what an error looks like.
-
-Exit codes: 0 done, 1 a fault (with its traceback, and the run directory where there is one), 2 bad input
-(one line a problem, no traceback), 130 interrupted.
-"""
+"""Entry of the headway command: which commands there are, and what an error looks like."""
 
 from __future__ import annotations
 
@@ -25,11 +21,26 @@ if TYPE_CHECKING:
 COMMANDS = {
     "check": ("check", "Check a config, its model and this machine before a run."),
     "train": ("train", "Train a model as a config file says."),
+    "sft": ("sft", "Train a model on written conversations (supervised)."),
     "resume": ("resume", "Go on with a run from its last checkpoint."),
+    "watch": ("watch", "Show what a run does at this moment."),
+    "rollouts": ("rollouts", "Look into the rollouts of a run: a table, transcripts, or files."),
     "report": ("report", "Show what a run did and what it learned."),
+    "eval": ("eval", "Measure a model on an environment's tasks."),
+    "export": ("export", "Write a run's trained model for transformers."),
     "replay": ("replay", "Check a run's journal against the scheduler."),
+    "prune": ("prune", "Free disk space: remove what a run need not keep."),
     "model": ("model", "Fetch models."),
     "env": ("env", "List environments and try them."),
+    "completion": ("completion", "Let the shell complete commands, keys and runs."),
+}
+
+EXIT_CODES = {
+    0: "Done. A run that ended as `no_signal`, or that the guard stopped (`guard`), ended by a rule of its "
+    "own: scripts look at `outcome` in `headway report RUN --json`.",
+    1: "A fault, with its traceback, and the run's directory where there is one.",
+    2: "Bad input: one line a problem, no traceback. [errors.md](errors.md) lists them all.",
+    130: "Interrupted by Ctrl-C or SIGTERM; `headway resume RUN` goes on.",
 }
 
 

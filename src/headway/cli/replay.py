@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def command(run: Path, verify: bool) -> int:
     r"""Check a run's journal against the scheduler.
 
-    Feeds the recorded events to a fresh scheduler and compares the commands it gives with the recorded ones,
-    byte for byte. No model, sandbox or process is started.
+    Feeds the recorded events of RUN to a fresh scheduler and compares the commands it gives with the recorded
+    ones, byte for byte. No model, sandbox or process is started.
 
     \b
     Example:

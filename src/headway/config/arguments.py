@@ -61,7 +61,11 @@ def environment_has_the_levels(config: Config) -> Iterator[Clash]:
                 convert(list(levels), known.hint, known.rule)
             except Mismatch:
                 bounds = describe_bounds(known.rule)
-                yield Clash((key,), f"levels of the environment {environment} must be {bounds}", "")
+                yield Clash(
+                    (key,),
+                    f"levels of the environment {environment} must be {bounds}",
+                    "Leave out the others",
+                )
 
 
 def read_own(name: str, args: Mapping[str, Any]) -> dict[str, Any]:

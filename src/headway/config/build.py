@@ -49,7 +49,10 @@ def build(
             full = f"{section}.{name}"
             if not re.fullmatch(_NAME, name):
                 rule = "the name of a section consists of letters, digits, - and _"
-                problems.append(UserError(rule, value=name, key=full, where=source.where(full)))
+                remedy = f"Rename it, as in [{section}.easy_1]"
+                problems.append(
+                    UserError(rule, value=name, key=full, remedy=remedy, where=source.where(full))
+                )
             elif not isinstance(inner, dict):
                 problems.append(_no_section(full, inner, source))
             else:
@@ -62,7 +65,8 @@ def build(
 
 def _no_section(section: str, value: Any, source: Source) -> UserError:
     rule = f"must be a section, written [{section}]"
-    return UserError(rule, value=value, key=section, where=source.where(section))
+    remedy = f"Write its keys below a line [{section}]"
+    return UserError(rule, value=value, key=section, remedy=remedy, where=source.where(section))
 
 
 def _section(

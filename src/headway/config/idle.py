@@ -194,7 +194,12 @@ TABLE = (
         lambda c: c.eval.at_start or c.eval.at_end or c.eval.every_steps > 0,
         ("eval.at_start", "eval.at_end", "eval.every_steps"),
     ),
-    Idle("eval.temperature rollouts_per_task max_share", lambda c: c.eval.num_tasks > 0, ("eval.num_tasks",)),
+    Idle(
+        "eval.temperature rollouts_per_task max_share split",
+        lambda c: c.eval.num_tasks > 0,
+        ("eval.num_tasks",),
+    ),
+    Idle("checkpoint.keep_best", lambda c: c.eval.num_tasks > 0, ("eval.num_tasks",)),
     Idle("stop.target_window", lambda c: c.stop.target_reward != 0, ("stop.target_reward",)),
 )
 """In the order of the sections; of several entries of a key the first that does not act tells why."""

@@ -135,7 +135,10 @@ def _read_text(path: Path) -> str:
         remedy = "Save it as UTF-8"
         raise UserError("the config file must be UTF-8 text", remedy=remedy, where=f"{path}:{line}") from None
     except OSError as error:
-        raise UserError(f"the config file must be readable: {error.strerror}", value=str(path)) from None
+        remedy = "Give yourself the right to read it"
+        raise UserError(
+            f"the config file must be readable: {error.strerror}", value=str(path), remedy=remedy
+        ) from None
 
 
 def _syntax_error(message: str, file: str, text: str) -> UserError:

@@ -77,11 +77,19 @@ def load_function(name: str, parameters: Sequence[str]) -> Any:
         raise HookError(rule, value=name, remedy="Write module:function or file.py:function")
     form = f"{attribute}({', '.join(parameters)})"
     if iscoroutinefunction(function):
-        raise HookError(f"must not be async: it is called as {form}", value=name)
+        raise HookError(
+            f"must not be async: it is called as {form}",
+            value=name,
+            remedy="Write it with def, not async def",
+        )
     try:
         signature(function).bind(*parameters)
     except TypeError as error:
-        raise HookError(f"must be callable as {form}: {error}", value=name) from error
+        raise HookError(
+            f"must be callable as {form}: {error}",
+            value=name,
+            remedy="Give it these parameters, in this order",
+        ) from error
     except ValueError:
         pass  # some functions written in C tell nothing of themselves
     return function
@@ -125,7 +133,11 @@ def _import_file(file: Path, name: str) -> ModuleType:
         del sys.modules[unique]
         if not isinstance(error, (Exception, SystemExit)):
             raise
-        raise HookError(f"the file {_raised(error)}", value=name) from error
+        raise HookError(
+            f"the file {_raised(error)}",
+            value=name,
+            remedy="Mend that line: the file is imported as a module",
+        ) from error
     return module
 
 

@@ -34,7 +34,7 @@ def read_arguments(name: str, cls: type[Any], args: Mapping[str, Any]) -> tuple[
     for argument, key in keys.items():
         if key.is_required and argument not in args:
             rule = f"is required by the environment {name}: {key.doc.rstrip('.')}"
-            problems.append(Problem(argument, None, rule, ""))
+            problems.append(Problem(argument, None, rule, f"Set environment.args.{argument}"))
     if problems:
         return None, problems
     settings = cls(**values)

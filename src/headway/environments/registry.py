@@ -157,7 +157,8 @@ def _check_settings_type(name: str, settings: type[Any]) -> None:
         else:
             return
     rule = f"the environment's settings_type {why}"
-    raise EnvironmentSetupError(rule, value=name, key="environment.name")
+    remedy = "Make it a frozen dataclass whose fields are made with headway.core.settings.setting"
+    raise EnvironmentSetupError(rule, value=name, remedy=remedy, key="environment.name")
 
 
 def _pick(module: ModuleType, attribute: str, name: str) -> type[Any]:
@@ -166,7 +167,8 @@ def _pick(module: ModuleType, attribute: str, name: str) -> type[Any]:
         found = getattr(module, attribute, None)
         if not isclass(found):
             rule = f"{name.rpartition(':')[0]} has no class {attribute}"
-            raise EnvironmentSetupError(rule, value=name, key="environment.name")
+            remedy = "Write module:Class or file.py:Class with a class that is there"
+            raise EnvironmentSetupError(rule, value=name, remedy=remedy, key="environment.name")
         return found
     classes = [
         cast("type[Any]", value)

@@ -42,7 +42,9 @@ def draw_train(salt: str, seed: int, index: int, draw: Draw) -> Problem:
         problem = draw(rng)
         if split_of(salt, problem.key) == "train":
             return problem
-    raise EnvironmentSetupError(f"{salt} has no train problems at this level")
+    raise EnvironmentSetupError(
+        f"{salt} has no train problems at this level", remedy="Choose other levels or wider arguments"
+    )
 
 
 def draw_eval(salt: str, count: int, draw: Draw) -> list[Problem]:
@@ -71,12 +73,18 @@ def source_of(identifier: str) -> str:
 def check_position(split: str, index: int, count: int | None) -> None:
     """Raise EnvironmentSetupError when a split has no task at `index`."""
     if split not in ("train", "eval"):
-        raise EnvironmentSetupError("a split is train or eval", value=split)
+        raise EnvironmentSetupError("a split is train or eval", value=split, remedy="Name one of the two")
     if index < 0 or (count is not None and index >= count):
-        raise EnvironmentSetupError(f"split {split} has {count} tasks, so none at this index", value=index)
+        raise EnvironmentSetupError(
+            f"split {split} has {count} tasks, so none at this index",
+            value=index,
+            remedy="Positions begin at 0",
+        )
 
 
 def check_level(level: int | None, levels: range) -> None:
     """Raise EnvironmentSetupError when an environment has no such level."""
     if level is not None and level not in levels:
-        raise EnvironmentSetupError(f"a level is {levels[0]} to {levels[-1]}", value=level)
+        raise EnvironmentSetupError(
+            f"a level is {levels[0]} to {levels[-1]}", value=level, remedy="Choose one of these"
+        )

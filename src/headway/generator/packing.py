@@ -147,7 +147,11 @@ class _Packer:
         columns = self._columns.get(matrix, self._shape.hidden)
         wanted = (columns,) if rows is None else (rows[part], columns)
         if tuple(tensor.shape) != wanted:
-            raise ModelError(f"{name} must have shape {wanted}", value=tuple(tensor.shape))
+            raise ModelError(
+                f"{name} must have shape {wanted}",
+                value=tuple(tensor.shape),
+                remedy="The weights are of another model than config.json: fetch or save the model again",
+            )
         tensor = tensor.detach().to(torch.float32)
         if matrix == "qkv" and part < 2:
             tensor = tensor.unflatten(0, (-1, self._shape.head_dim))[:, self._pairs].flatten(0, 1)
@@ -179,7 +183,11 @@ class _Packer:
                 missing = [
                     name for name, place in _PARTS.items() if place[0] == key[1] and place[1] not in parts
                 ]
-                raise ModelError("the checkpoint lacks a parameter", value=f"layer {key[0]}: {missing[0]}")
+                raise ModelError(
+                    "the checkpoint lacks a parameter",
+                    value=f"layer {key[0]}: {missing[0]}",
+                    remedy="Fetch or save the model again",
+                )
             old = _plain(_matrix(self._base, key)).split(rows)
             parts = {part: parts.get(part, old[part]) for part in range(len(rows))}
         whole = torch.cat([parts[part] for part in range(len(rows))])  # copies, also a single part
@@ -202,7 +210,11 @@ class _Packer:
         if key in self._done:
             return self._done[key]
         if self._base is None:
-            raise ModelError("the checkpoint lacks a parameter", value=f"layer {key[0]}: {key[1]}")
+            raise ModelError(
+                "the checkpoint lacks a parameter",
+                value=f"layer {key[0]}: {key[1]}",
+                remedy="Fetch or save the model again",
+            )
         return _matrix(self._base, key)
 
 

@@ -48,12 +48,18 @@ def decoder_shape(config: Any) -> DecoderShape:
     for name, wanted in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
         value = getattr(config, name, wanted)
         if value != wanted:
-            raise ModelError(f"the embedded engine needs {name} = {wanted!r}", value=value)
+            raise ModelError(
+                f"the embedded engine needs {name} = {wanted!r}", value=value, remedy="Choose another model"
+            )
     # transformers 5 has one dictionary; before, theta and scaling were two attributes.
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3"):
-        raise ModelError("the embedded engine knows the rope types default and llama3", value=kind)
+        raise ModelError(
+            "the embedded engine knows the rope types default and llama3",
+            value=kind,
+            remedy="Choose another model",
+        )
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return DecoderShape(
         num_layers=config.num_hidden_layers,

@@ -18,6 +18,7 @@ from headway.models.cache import (
     cache_root,
     check_manifest,
     install,
+    model_dir,
     sha256,
 )
 from headway.models.fetch import FETCHABLE, cached, fetch
@@ -51,6 +52,30 @@ def resolve(model: str, cache_dir: Path | None = None, progress: Progress = sile
     if _looks_like_path(model):
         raise ModelError("A model directory must exist", value=model, remedy=_choices())
     return _from_hub(model, progress)
+
+
+def find(model: str, cache_dir: Path | None = None) -> Path | None:
+    """Return the directory that `model` means where it is on this machine, whole or not; None elsewhere.
+
+    Nothing is fetched or converted; arguments are those of `resolve`.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.suffix == ".gguf" and path.is_file():
+        path = _converted(path, cache_dir)
+        return path if path.is_dir() else None
+    if model in FETCHABLE:
+        path = model_dir(model, cache_dir)
+        return path if path.is_dir() else None
+    if _looks_like_path(model):
+        return None
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=True))
+    except Exception:  # not in the Hub's cache, or no id that it could have
+        return None
 
 
 def verify(path: Path) -> None:
@@ -163,11 +188,15 @@ def _verify_tokenizer(path: Path, shape: LlamaShape) -> None:
 
 
 def _convert_cached(file: Path, cache_dir: Path | None, progress: Progress) -> Path:
-    target = cache_root(cache_dir) / "models" / f"gguf-{sha256(file)[:16]}"
+    target = _converted(file, cache_dir)
     if (target / MANIFEST).exists():
         check_manifest(target, hashes=False)
         return target
     return install(target, str(file.name), lambda staging: from_gguf.convert(file, staging, progress))
+
+
+def _converted(file: Path, cache_dir: Path | None) -> Path:
+    return cache_root(cache_dir) / "models" / f"gguf-{sha256(file)[:16]}"
 
 
 def _from_hub(model: str, progress: Progress) -> Path:

@@ -153,7 +153,11 @@ def _write_weights(reader: GGUFReader, config: dict[str, Any], target: Path) -> 
                 weight = unpermute(weight, config[key])
         stored[name] = to_bfloat16_bits(weight)
     if missing := sorted(expected.keys() - stored.keys()):
-        raise ModelError("The GGUF file must hold every tensor of the model", value=missing[:5])
+        raise ModelError(
+            "The GGUF file must hold every tensor of the model",
+            value=missing[:5],
+            remedy="It was cut off, or is a part of several: fetch it again, as one file",
+        )
     write_bfloat16(target / "model.safetensors", stored)
 
 

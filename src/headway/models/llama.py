@@ -90,7 +90,9 @@ def read_config(path: Path) -> dict[str, Any]:
             "config.json must be valid JSON", value=f"{file}: {error}", remedy="Fetch the model again"
         ) from error
     if not isinstance(config, dict):
-        raise ModelError("config.json must hold a JSON object", value=type(config).__name__)
+        raise ModelError(
+            "config.json must hold a JSON object", value=type(config).__name__, remedy="Fetch the model again"
+        )
     return config
 
 

@@ -35,7 +35,7 @@ def load_causal_lm(path: Path, dtype: Dtype = "float32") -> LlamaForCausalLM:
         ModelError: the checkpoint is incomplete or of an unsupported family.
     """
     if dtype not in DTYPES:
-        raise ModelError(f"dtype must be one of {', '.join(DTYPES)}", value=dtype)
+        raise ModelError(f"dtype must be one of {', '.join(DTYPES)}", value=dtype, remedy="Name one of these")
     verify(path)
 
     import torch

@@ -65,7 +65,10 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise ModelError(f"the chat template of {where} does not compile: {error}") from error
+            raise ModelError(
+                f"the chat template of {where} does not compile: {error}",
+                remedy="Mend it in the model's directory, or fetch the model again",
+            ) from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """Return the text of a conversation.
@@ -84,7 +87,8 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError) as error:
             roles = ", ".join(message.role for message in messages)
             raise ModelError(
-                f"the chat template of {self._where} refuses a conversation of roles {roles}: {error}"
+                f"the chat template of {self._where} refuses a conversation of roles {roles}: {error}",
+                remedy="Use the roles that it knows in the environment's messages, or mend the template",
             ) from error
 
 

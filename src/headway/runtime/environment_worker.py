@@ -1,7 +1,7 @@
 """An environment worker's process: rollouts as coroutines, their sandboxes, and the verifiers.
 
 Consumes commands from the driver; asks the generators for tokens over connections of its own; writes payloads
-to its own file. Its events go to the driver. When the driver says stop, every rollout is cancelled and
+to its own files. Its events go to the driver. When the driver says stop, every rollout is cancelled and
 every sandbox ended before the process leaves.
 """
 
@@ -25,6 +25,7 @@ from headway.core.events import CommandRefused, RolloutFailed, ScoreFailed, Work
 from headway.core.payload import PayloadWriter
 from headway.core.protocols import EngineCapabilities, Environment
 from headway.core.records import Message
+from headway.core.segments import segments
 from headway.environments.faults import describe_exception
 from headway.environments.generation import GenerationLimits
 from headway.environments.host import HostSettings, RolloutHost
@@ -58,7 +59,10 @@ async def serve(job: Job, link: Link) -> None:
         await provider.preflight()
     can = expected_capabilities(config)
     engines = {replica: RemoteEngine(at, replica, can) for replica, at in job.generators}
-    payloads = PayloadWriter(payload_dir(job.run_dir), f"{job.name}.{job.lineage}.bin")
+    writer = f"{job.name}.{job.lineage}"
+    payloads = PayloadWriter(
+        payload_dir(job.run_dir), f"{writer}.bin", segments(writer, config.retention.sample_groups)
+    )
     host = RolloutHost(
         environment=environments[""],
         engines=engines,
@@ -155,8 +159,8 @@ def check_levels(environments: Mapping[str, Environment], config: Config) -> Non
                 environments[name].task("train", 0, level)
             except Exception as error:  # the environment's own code may raise anything
                 rule = f"environment {environments[name].name} has no task of level {level}: {error}"
-                remedy = "Name levels that its task() makes"
-                raise EnvironmentSetupError(rule, key=key, remedy=remedy) from error
+                remedy = "Leave the level out; `headway env list` shows what there is"
+                raise EnvironmentSetupError(rule, remedy=remedy, key=key) from error
 
 
 def generation_limits(config: Config) -> GenerationLimits:

@@ -11,10 +11,10 @@ from headway.models.checkpoint import resolve, verify
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headway.config.compose import Config
+    from headway.config.compose import Config, SftConfig
 
 
-def model_directory(config: Config) -> Path:
+def model_directory(config: Config | SftConfig) -> Path:
     """Return the checkpoint of `model.path`, verified.
 
     Raises ModelError when it is missing, incomplete or of an unknown family.

@@ -152,7 +152,12 @@ class TrainedPolicy:
         ]
         if alpha != self._settings.lora_alpha:
             rule = f"lora_alpha must be {alpha}, as in checkpoint {directory}"
-            raise UserError(rule, value=self._settings.lora_alpha, key="trainer.lora_alpha")
+            raise UserError(
+                rule,
+                value=self._settings.lora_alpha,
+                key="trainer.lora_alpha",
+                remedy="Resume with the settings that the run began with",
+            )
         set_peft_model_state_dict(self._peft, tensors)
 
 
@@ -165,7 +170,12 @@ def _with_lora(model: PreTrainedModel, settings: TrainerSettings, seed: int) -> 
         }
         if missing := [name for name in targets if name not in names]:
             rule = f"lora_targets must be all-linear or some of {', '.join(sorted(names))}"
-            raise UserError(rule, value=missing[0], key="trainer.lora_targets")
+            raise UserError(
+                rule,
+                value=missing[0],
+                key="trainer.lora_targets",
+                remedy="Leave out the names that are not there",
+            )
     config = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,  # pyright: ignore - a float is fine

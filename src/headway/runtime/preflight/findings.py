@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headway.core.errors import ConfigError, UserError
+from headway.core.errors import ConfigError, HeadwayError, UserError
 
 Level = Literal["ok", "warning", "error"]
 
@@ -29,7 +29,7 @@ class Finding:
 
     def sentence(self) -> str:
         """Return place, text, value and remedy as one line."""
-        error = UserError(self.text, value=self.value, remedy=self.remedy, key=self.key, where=self.where)
+        error = HeadwayError(self.text, value=self.value, remedy=self.remedy, key=self.key, where=self.where)
         return str(error)
 
     def to_plain(self) -> dict[str, Any]:
