@@ -70,7 +70,9 @@ def ended_full(bench, ended, file):
 
 def test_a_disk_that_is_full_while_checkpointing_ends_the_run_and_it_goes_on_once_there_is_room(bench, fill):
     with small_disk(bench.runs, 40):
-        command = bench.start("train", bench.config, f"stop.steps={STEPS}", *bench.environment("await asyncio.sleep(0.3)")).until_step(2)
+        command = bench.start(
+            "train", bench.config, f"stop.steps={STEPS}", *bench.environment("await asyncio.sleep(0.3)")
+        ).until_step(2)
         ballast = fill(bench.runs, 300)
         ended = command.ended()
         ended_full(bench, ended, "checkpoints/step-")

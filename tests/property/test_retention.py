@@ -59,7 +59,9 @@ def keeps_what_it_needs(settings, entries):
             store.let_go(retention.needs_of(scheduler.state, contained=event.step))
             store.life = event.lineage
         commands, notes = scheduler.handle(event, entry.t)
-        if isinstance(event, (RolloutEnded, RolloutParked)) and not any(isinstance(n, Ignored) for n in notes):
+        if isinstance(event, (RolloutEnded, RolloutParked)) and not any(
+            isinstance(n, Ignored) for n in notes
+        ):
             store.write((event.rollout, type(event)), event.rollout)
         for command in commands:
             match command:

@@ -1,5 +1,8 @@
 """What several unit tests stand on: a tokenizer in a directory, and the renderer of it."""
 
+import os
+import subprocess
+
 import pytest
 
 from headway.renderers.chat import Renderer
@@ -16,3 +19,15 @@ def model_dir(tmp_path_factory):
 @pytest.fixture(scope="module")
 def renderer(model_dir):
     return Renderer(model_dir)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own with 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "headway-test", str(folder)]
+    if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs root: a small file system is mounted")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
