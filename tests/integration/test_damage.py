@@ -1,4 +1,4 @@
-"""A run whose files are damaged or edited: one error with its remedy, or it goes on and says what was lost."""
+"""A run whose files are damaged or edited: one error with its remedy, or it goes on and says so."""
 
 import json
 import shutil
@@ -73,9 +73,7 @@ def test_an_edited_config_is_refused_by_its_keys(run, refused):
     config = run / "config.toml"
     text = config.read_text()
     assert "bound = 1" in text
-    config.write_text(
-        text.replace("bound = 1", "bound = 3").replace("learning_rate = 1e-05", "learning_rate = 0.5")
-    )
+    config.write_text(text.replace("bound = 1", "bound = 3").replace("rate = 1e-05", "rate = 0.5"))
     said = refused()
     assert f"{config} is not the config that the run began with" in said
     assert "queue.bound is 3 (was 1)" in said
