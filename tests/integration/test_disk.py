@@ -77,7 +77,8 @@ def test_a_disk_that_is_full_while_checkpointing_ends_the_run_and_it_goes_on_onc
         ended_full(bench, command.ended(), "checkpoints/step-")
         assert steps_saved(bench)
         refused = bench.headway("resume", bench.run_dir).refused()
-        assert "must have room for 4.2 MB to begin with" in refused
+        assert f"{bench.run_dir} must have room for the next checkpoint, 5.2 MB: " in refused
+        assert "headway prune" in refused
         ballast.unlink()
         finishes(bench)
 
