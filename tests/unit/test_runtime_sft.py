@@ -121,10 +121,11 @@ def test_the_measured_loss_is_that_of_the_model(start, base, capsys):
     assert first["loss"] == pytest.approx(total / num, rel=1e-5)
 
 
-def test_ctrl_c_saves_and_resume_ends_with_the_weights_of_an_unbroken_run(start, monkeypatch, capsys):
-    _, unbroken = start(name="unbroken")
+@pytest.mark.parametrize("form", ["trainer.full=true", "trainer.full=false"])
+def test_ctrl_c_saves_and_resume_ends_with_the_weights_of_an_unbroken_run(start, form, monkeypatch, capsys):
+    _, unbroken = start(form, name="unbroken")
     at_step(monkeypatch, 5, lambda trainer: os.kill(os.getpid(), signal.SIGINT))
-    code, run = start(name="broken")
+    code, run = start(form, name="broken")
     assert code == 130
     assert "interrupted and saved" in capsys.readouterr().out
     assert read_supervised(run).ended["outcome"] == "interrupted"
