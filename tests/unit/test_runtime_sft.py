@@ -210,7 +210,7 @@ def test_report_and_the_commands_that_take_no_supervised_run(start, tmp_path, ca
     others = (["replay", "--verify"], ["watch"], ["rollouts"], ["export", str(tmp_path / "out")])
     for name, *more in (*others, ["report", "--html", str(tmp_path / "r.html")]):
         assert main([name, str(run), *more]) == 2
-        assert "is a supervised run, of headway sft" in capsys.readouterr().err
+        assert "is a supervised run" in capsys.readouterr().err
 
 
 def test_eval_data_that_is_trained_on_is_a_warning(start, tmp_path, capsys):
