@@ -26,6 +26,11 @@ view_option = click.option(
 )
 
 
+def full_override(override: str) -> str:
+    """Return an override with the section that a bare argument means: the environment's arguments."""
+    return override if "." in override.partition("=")[0] else f"environment.args.{override}"
+
+
 def check_run(run: Path) -> Path:
     """Return the directory of a run; raise RunDirectoryError when there is no run in it.
 

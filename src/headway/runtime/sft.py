@@ -17,7 +17,7 @@ from headway.runtime import directory
 from headway.runtime.job import checkpoint_dir
 from headway.runtime.sft_life import SftPrepared, live_sft, planned_steps
 from headway.runtime.sft_rows import load_rows, store_rows
-from headway.runtime.train import from_anywhere, model_directory, say, say_aside
+from headway.runtime.train import model_directory, placed, say, say_aside
 from headway.telemetry.supervised import FORMAT, RecordWriter, read_supervised, truncate_torn_line
 from headway.trainer.checkpoints import latest_checkpoint, read_checkpoint
 from headway.trainer.conversations import Conversations, Reading, read_conversations
@@ -39,7 +39,7 @@ def sft(config: SftConfig, *, config_path: Path) -> int:
     if not config.run.name:
         name = directory.free_name(parent, name)
     model_dir = model_directory(config)
-    config = replace(config, model=from_anywhere(config.model))
+    config = replace(config, model=placed(config.model))
     train, evaluate = _read(config, model_dir)
     run_dir = directory.create(parent, name, _FOLDERS)
     with directory.claimed(run_dir):

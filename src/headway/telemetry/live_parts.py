@@ -86,13 +86,14 @@ def _rates(state: LiveState) -> Iterator[Fact]:
     yield Fact(80, "rates", pieces)
     if wait is None:
         return
+    ready = bool(state.trainer) and state.metrics.depth.signal.value >= state.batch_groups > 0
     slow, style = "neither", GOOD
     if state.setting("queue", "bound") == 0:
         slow, style = "both take turns", ""
+    elif ready or wait <= KEEPS_UP:
+        slow, style = "training", NOTABLE
     elif wait >= WAITS:
         slow, style = "generation", NOTABLE
-    elif wait <= KEEPS_UP or (state.trainer and state.metrics.depth.signal.value >= state.batch_groups > 0):
-        slow, style = "training", NOTABLE
     yield Fact(
         88, "bottleneck", [Span(slow, style), Span(f"waits {percent(wait)}"), Span(" of the trainer's time")]
     )
