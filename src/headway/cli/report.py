@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headway.cli.arguments import check_run, naming, run_argument
+from headway.core.errors import RunDirectoryError
 from headway.telemetry.supervised import is_supervised, read_supervised
 
 if TYPE_CHECKING:
@@ -44,8 +45,12 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
 
     Everything is derived from the journal of RUN; a run that is still going, or that died, can be reported
     too. With --html or --tensorboard it writes files and prints where they are, instead of the report. A
+<<<<<<< HEAD
     supervised run of `headway sft` has a shorter report, and no page. Of what `headway eval` made it shows
     the result again.
+=======
+    supervised run of `headway sft` has a shorter report; of what `headway eval` made it shows the result again.
+>>>>>>> main
 
     \b
     Examples:
@@ -55,7 +60,11 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
       headway report runs/quickstart --tensorboard events
     """
     if is_supervised(run):
+<<<<<<< HEAD
         return _supervised(run, as_json, page is not None or events is not None)
+=======
+        return _supervised(run, as_json, page or events)
+>>>>>>> main
     check_run(run)
     if as_json and (page is not None or events is not None):
         raise click.UsageError("Give --json alone: with --html or --tensorboard nothing else is printed.")
@@ -75,14 +84,6 @@ def _print(run: Path, as_json: bool) -> None:
     from headway.telemetry.report import report_json, report_text
 
     metrics = RunMetrics.of(read_journal(run))
-    if metrics.facts.only_evaluates and not as_json and metrics.steps.evals:
-        from headway.runtime.evaluate import results_of
-        from headway.runtime.trained import read_run
-        from headway.telemetry.evaluation_report import evaluation_text
-
-        found = read_run(run)
-        click.echo(evaluation_text(results_of(found, found.evaluations.ended[-1])), nl=False)
-        return
     summary = metrics.summary()
     click.echo(report_json(summary) if as_json else report_text(summary, metrics.series()))
 
@@ -161,8 +162,15 @@ def _state(run: Path, data: PageData) -> str:
         return "running"
 
 
+<<<<<<< HEAD
 def _supervised(run: Path, as_json: bool, files: bool) -> int:
     from headway.core.errors import UserError
+=======
+def _supervised(run: Path, as_json: bool, file: Path | None) -> int:
+    if file is not None:
+        rule = "--html and --tensorboard show runs of headway train; this is a supervised run, of headway sft"
+        raise RunDirectoryError(rule, value=str(run), remedy="Leave them out; --json is for programs")
+>>>>>>> main
     from headway.telemetry.supervised_report import supervised_json, supervised_text
 
     if files:
