@@ -45,12 +45,8 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
 
     Everything is derived from the journal of RUN; a run that is still going, or that died, can be reported
     too. With --html or --tensorboard it writes files and prints where they are, instead of the report. A
-<<<<<<< HEAD
-    supervised run of `headway sft` has a shorter report, and no page. Of what `headway eval` made it shows
-    the result again.
-=======
-    supervised run of `headway sft` has a shorter report; of what `headway eval` made it shows the result again.
->>>>>>> main
+    supervised run of `headway sft` has a shorter report; of what `headway eval` made it shows the result
+    again.
 
     \b
     Examples:
@@ -60,11 +56,7 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
       headway report runs/quickstart --tensorboard events
     """
     if is_supervised(run):
-<<<<<<< HEAD
-        return _supervised(run, as_json, page is not None or events is not None)
-=======
         return _supervised(run, as_json, page or events)
->>>>>>> main
     check_run(run)
     if as_json and (page is not None or events is not None):
         raise click.UsageError("Give --json alone: with --html or --tensorboard nothing else is printed.")
@@ -162,23 +154,12 @@ def _state(run: Path, data: PageData) -> str:
         return "running"
 
 
-<<<<<<< HEAD
-def _supervised(run: Path, as_json: bool, files: bool) -> int:
-    from headway.core.errors import UserError
-=======
 def _supervised(run: Path, as_json: bool, file: Path | None) -> int:
     if file is not None:
         rule = "--html and --tensorboard show runs of headway train; this is a supervised run, of headway sft"
         raise RunDirectoryError(rule, value=str(run), remedy="Leave them out; --json is for programs")
->>>>>>> main
     from headway.telemetry.supervised_report import supervised_json, supervised_text
 
-    if files:
-        raise UserError(
-            "--html and --tensorboard are of runs with a journal, and this is a supervised run",
-            value=str(run),
-            remedy="Leave them out: its report is text, and --json is all of it",
-        )
     with naming(run):
         found = read_supervised(run)
         click.echo(supervised_json(found) if as_json else supervised_text(found), nl=as_json)
