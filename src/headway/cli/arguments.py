@@ -26,6 +26,11 @@ view_option = click.option(
 )
 
 
+def full_override(override: str) -> str:
+    """Return an override with the section that a bare argument means: the environment's arguments."""
+    return override if "." in override.partition("=")[0] else f"environment.args.{override}"
+
+
 def check_run(run: Path) -> Path:
     """Return the directory of a run; raise RunDirectoryError when there is no run in it.
 
@@ -36,7 +41,7 @@ def check_run(run: Path) -> Path:
         rule = (
             "must be a run of headway train: this one is a supervised run, of headway sft, with no rollouts"
         )
-        remedy = f"For it there are `headway report {run}` and `headway resume {run}`"
+        remedy = f"Its model is in {run / 'model'}; `headway report` and `headway resume` take it"
         raise RunDirectoryError(rule, value=str(run), remedy=remedy)
     if any(run.glob("journal*")):
         return run

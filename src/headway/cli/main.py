@@ -28,6 +28,7 @@ COMMANDS = {
     "stop": ("stop", "Stop a run that goes on, as Ctrl-C does."),
     "rollouts": ("rollouts", "Look into the rollouts of a run: a table, transcripts, or files."),
     "report": ("report", "Show what a run did and what it learned."),
+    "eval": ("eval", "Measure a model on an environment's tasks."),
     "export": ("export", "Write a run's trained model for transformers."),
     "replay": ("replay", "Check a run's journal against the scheduler."),
     "prune": ("prune", "Free disk space: remove what a run need not keep."),

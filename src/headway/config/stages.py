@@ -30,6 +30,7 @@ FIXED = {
     "run.usd_per_hour": "the journal's header has the price that the whole run is reported by",
     "model": "the checkpoints are of this model",
     "source": "the mix so far, and rollouts that are queued, are of these sources",
+    "eval.only": "the run is a training or an evaluation",
     "environment.name": "rollouts that are queued or were in flight are of this environment",
     "environment.args": "rollouts that are queued or were in flight are of this environment's tasks",
     "generator.replicas": "groups in flight were given to replicas by name",
@@ -61,14 +62,15 @@ SFT_FIXED = {
 """The same for `headway sft`."""
 
 
-def at_this_stage(path: Path, earlier: Sequence[Change]) -> Config:
+def at_this_stage(path: Path, earlier: Sequence[Change], more: Sequence[str] = ()) -> Config:
     """Return a run's settings after the changes of its earlier resumes.
 
     Args:
         path: the run's config.toml.
         earlier: in the order of the journal.
+        more: `key=value` overrides on top.
     """
-    return load_config(path, [_override(key, value) for key, value in earlier])
+    return load_config(path, [*(_override(key, value) for key, value in earlier), *more])
 
 
 def change(path: Path, earlier: Sequence[Change], overrides: Sequence[str]) -> tuple[Config, list[Change]]:

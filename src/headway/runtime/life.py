@@ -38,10 +38,8 @@ from headway.runtime.live import LiveDriver, Share, Threads
 from headway.runtime.view import View
 from headway.runtime.wire import address
 from headway.sandbox.bubblewrap import BubblewrapProvider
-from headway.telemetry.journal import read_journal
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
-from headway.telemetry.tensorboard import FOLDER, TensorBoardSink, open_sink
 
 if TYPE_CHECKING:
     from headway.core.commands import Finish, RestartWorker
@@ -185,13 +183,6 @@ def _num_trained(prepared: Prepared) -> int:
     return facts.num_params if trainer.full else facts.lora_params(trainer.lora_rank, trainer.lora_targets)
 
 
-def _sink(prepared: Prepared) -> TensorBoardSink | None:
-    if not prepared.config.telemetry.tensorboard:
-        return None
-    header = read_journal(prepared.run_dir).header
-    return open_sink(prepared.run_dir / FOLDER, header, prepared.metrics)
-
-
 class _Life:
     def __init__(self, prepared: Prepared, weights_dir: Path) -> None:
         self._prepared = prepared
@@ -206,7 +197,6 @@ class _Life:
     async def run(self) -> tuple[Finish, Death | None]:
         prepared = self._prepared
         clock = RunClock(prepared.clock_offset_s)
-        sink = _sink(prepared)
         driver = LiveDriver(
             prepared.scheduler,
             prepared.journal,
@@ -221,7 +211,6 @@ class _Life:
             keep=self._best_checkpoint,
             give_up_reserve=lambda: reserve.give_up(prepared.run_dir),
             view=prepared.view,
-            sinks=() if sink is None else (sink.after,),
         )
         self._driver = driver
         self._crew = crew = Crew(driver.inbox.put_nowait)
@@ -248,8 +237,6 @@ class _Life:
         finally:
             crew.kill()
             housekeeper.stop()
-            if sink is not None:
-                sink.close()
         await asyncio.sleep(0)  # what the last measurement found is in the inbox then
         driver.take_stats()
         return finish, crew.death
@@ -300,7 +287,8 @@ class _Life:
                 main.cancel()
                 return
             ending = self._prepared.scheduler.state.phase == "stopping"
-            what = "the run is ending already" if ending else "finishing the step, then saving"
+            doing = "ending" if self._prepared.config.eval.only else "finishing the step, then saving"
+            what = "the run is ending already" if ending else doing
             self._prepared.say(f"{name}: {what}; once more ends at once")
             driver.inbox.put_nowait(StopAsked(name))
 
@@ -312,7 +300,8 @@ class _Life:
         generators = tuple((name, address(self._prepared.run_id, name)) for name in names)
         for name, at in generators:
             yield replace(self._job("generator", name, self._threads.generator.alone), address=at)
-        yield self._job("trainer", "trainer", self._threads.trainer.alone)
+        if not self._prepared.config.eval.only:
+            yield self._job("trainer", "trainer", self._threads.trainer.alone)
         for index in range(self._prepared.config.environment.workers):
             yield replace(self._job("environment", f"environment{index}", 1), generators=generators)
 

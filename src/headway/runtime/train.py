@@ -20,7 +20,8 @@ from headway.queue.scheduler import Scheduler
 from headway.queue.settings import SchedulerSettings, verify_places
 from headway.runtime import directory, reserve
 from headway.runtime.life import Prepared, live
-from headway.runtime.view import open_view, say
+from headway.runtime.sinks import with_sinks
+from headway.runtime.view import View, open_view, say
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
@@ -44,15 +45,33 @@ def train(config: Config, *, config_path: Path, view: Choice | None = None) -> i
     model_dir = model_directory(config)
     if config.telemetry.tensorboard:
         require_tensorboard("telemetry.tensorboard")
-    config = _from_anywhere(config)
+    config = from_anywhere(config)
     run_dir = directory.create(parent, name)
     with directory.claimed(run_dir):
-        return _first_life(config, run_dir, model_dir, view or config.telemetry.view)
+        return first_life(config, run_dir, model_dir, view or config.telemetry.view)
 
 
-def _first_life(config: Config, run_dir: Path, model_dir: Path, view: Choice) -> int:
+def first_life(
+    config: Config,
+    run_dir: Path,
+    model_dir: Path,
+    view: Choice,
+    *,
+    subject: str = "",
+    aside: View | None = None,
+) -> int:
+    """Live the first life of a run in a directory that was made for it; return the exit code.
+
+    Args:
+        config: with absolute paths.
+        run_dir: the directory, claimed.
+        model_dir: the model, verified.
+        view: how progress is shown.
+        subject: what an evaluation measures, in words.
+        aside: a view that takes the place of `view`.
+    """
     reserve.take(run_dir)
-    say(f"run directory: {run_dir}")
+    (aside.say if aside is not None else say)(f"run directory: {run_dir}")
     write_config(config, run_dir / directory.CONFIG)
     settings, facts, lora = scheduler_settings(config), model_facts(model_dir), config.trainer
     header = new_header(
@@ -64,6 +83,7 @@ def _first_life(config: Config, run_dir: Path, model_dir: Path, view: Choice) ->
         lora_params=None if lora.full else facts.lora_params(lora.lora_rank, lora.lora_targets),
         usd_per_hour=config.run.usd_per_hour,
         peak_flops_per_s=config.telemetry.peak_flops_per_s,
+        subject=subject,
     )
     journal = JournalWriter(run_dir / directory.JOURNAL)
     journal.write_header(header)
@@ -82,21 +102,24 @@ def _first_life(config: Config, run_dir: Path, model_dir: Path, view: Choice) ->
             clock_offset_s=0.0,
             lineage=0,
             checkpoint=None,
-            view=open_view(view, run_dir.name, metrics, header),
+            view=aside
+            or with_sinks(
+                open_view(view, run_dir.name, metrics, header), config.telemetry, run_dir, metrics, header
+            ),
         )
     )
 
 
-def _from_anywhere(config: Config) -> Config:
+def from_anywhere(config: Config) -> Config:
     """Return the config with absolute paths, so that a resume may be started in another directory."""
-    config, sandbox = replace(config, model=from_anywhere(config.model)), config.sandbox.directory
+    config, sandbox = replace(config, model=placed(config.model)), config.sandbox.directory
     if sandbox:
         sandbox = str(Path(sandbox).expanduser().absolute())
         config = replace(config, sandbox=replace(config.sandbox, directory=sandbox))
     return config
 
 
-def from_anywhere(model: ModelSettings) -> ModelSettings:
+def placed(model: ModelSettings) -> ModelSettings:
     """Return the settings with the absolute path of a model that is on this machine."""
     path = Path(model.path).expanduser()
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):

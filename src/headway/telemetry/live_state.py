@@ -129,7 +129,8 @@ class LiveState:
     def num_workers(self) -> tuple[int, int]:
         """Workers that are ready, and workers that the run has."""
         replicas = self.setting("generator", "replicas", 1)
-        wanted = 1 + replicas + self.setting("environment", "workers", 1)
+        trainers = 0 if self.metrics.facts.only_evaluates else 1
+        wanted = trainers + replicas + self.setting("environment", "workers", 1)
         return len(self.workers) + self.replicas.num_up, wanted
 
     # --- what the journal tells
