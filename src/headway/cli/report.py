@@ -45,8 +45,8 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
 
     Everything is derived from the journal of RUN; a run that is still going, or that died, can be reported
     too. With --html or --tensorboard it writes files and prints where they are, instead of the report. A
-    supervised run of `headway sft` has a shorter report; of what `headway eval` made it shows the result
-    again.
+    supervised run of `headway sft` has a shorter report; of an evaluation of `headway eval` it shows the
+    result again.
 
     \b
     Examples:
@@ -76,8 +76,20 @@ def _print(run: Path, as_json: bool) -> None:
     from headway.telemetry.report import report_json, report_text
 
     metrics = RunMetrics.of(read_journal(run))
+    if metrics.facts.only_evaluates and not as_json and metrics.steps.evals:
+        _print_evaluation(run)
+        return
     summary = metrics.summary()
     click.echo(report_json(summary) if as_json else report_text(summary, metrics.series()))
+
+
+def _print_evaluation(run: Path) -> None:
+    from headway.runtime.evaluate import results_of
+    from headway.runtime.trained import read_run
+    from headway.telemetry.evaluation_report import evaluation_text
+
+    found = read_run(run)
+    click.echo(evaluation_text(results_of(found, found.evaluations.ended[-1])), nl=False)
 
 
 def _write_events(run: Path, folder: Path) -> None:

@@ -45,7 +45,7 @@ def train(config: Config, *, config_path: Path, view: Choice | None = None) -> i
     model_dir = model_directory(config)
     if config.telemetry.tensorboard:
         require_tensorboard("telemetry.tensorboard")
-    config = from_anywhere(config)
+    config = config_from_anywhere(config)
     run_dir = directory.create(parent, name)
     with directory.claimed(run_dir):
         return first_life(config, run_dir, model_dir, view or config.telemetry.view)
@@ -110,7 +110,7 @@ def first_life(
     )
 
 
-def from_anywhere(config: Config) -> Config:
+def config_from_anywhere(config: Config) -> Config:
     """Return the config with absolute paths, so that a resume may be started in another directory."""
     config, sandbox = replace(config, model=placed(config.model)), config.sandbox.directory
     if sandbox:

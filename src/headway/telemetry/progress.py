@@ -102,11 +102,11 @@ class Progress:
             lines.append(f"{entry.event.key} = {entry.event.value!r} from now on")
         elif isinstance(entry.event, events.CheckpointDone):
             lines.append(f"checkpoint of step {entry.event.step} saved in {seconds(entry.event.duration_s)}")
+        if self._evaluation is not None:
+            lines += self._evaluation.after(entry)
         self._resuming = isinstance(entry.event, events.RunResumed) or (
             self._resuming and isinstance(entry.event, events.SettingChanged)
         )
-        if self._evaluation is not None:
-            lines += self._evaluation.after(entry)
         by_guard = any(isinstance(note, notes.GuardAlarm) for note in entry.notes)
         for note in entry.notes:
             lines += self._note(note, by_guard)
