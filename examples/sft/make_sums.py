@@ -13,7 +13,7 @@ from headway.core.records import Task
 from headway.environments.arithmetic import Arithmetic, ArithmeticSettings
 
 HERE = Path(__file__).parent
-NUM_TRAIN = 200
+NUM_TRAIN = 48
 
 
 def lines(environment: Arithmetic, tasks: Iterable[Task]) -> list[str]:

@@ -41,7 +41,7 @@ def check_run(run: Path) -> Path:
         rule = (
             "must be a run of headway train: this one is a supervised run, of headway sft, with no rollouts"
         )
-        remedy = f"For it there are `headway report {run}` and `headway resume {run}`"
+        remedy = f"Its model is in {run / 'model'}; `headway report` and `headway resume` take it"
         raise RunDirectoryError(rule, value=str(run), remedy=remedy)
     if any(run.glob("journal*")):
         return run

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headway.cli.arguments import check_run, naming, run_argument
+from headway.core.errors import RunDirectoryError
 from headway.telemetry.supervised import is_supervised, read_supervised
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
 
     Everything is derived from the journal of RUN; a run that is still going, or that died, can be reported
     too. With --html or --tensorboard it writes files and prints where they are, instead of the report. A
-    supervised run of `headway sft` has a shorter report; of an evaluation of `headway eval` it shows the
-    result again.
+    supervised run of `headway sft` has a shorter report; of what `headway eval` made it shows the result
+    again.
 
     \b
     Examples:
@@ -55,7 +56,7 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
       headway report runs/quickstart --tensorboard events
     """
     if is_supervised(run):
-        return _supervised(run, as_json)
+        return _supervised(run, as_json, page is not None or events is not None)
     check_run(run)
     if as_json and (page is not None or events is not None):
         raise click.UsageError("Give --json alone: with --html or --tensorboard nothing else is printed.")
@@ -75,20 +76,8 @@ def _print(run: Path, as_json: bool) -> None:
     from headway.telemetry.report import report_json, report_text
 
     metrics = RunMetrics.of(read_journal(run))
-    if metrics.facts.only_evaluates and not as_json and metrics.steps.evals:
-        _print_evaluation(run)
-        return
     summary = metrics.summary()
     click.echo(report_json(summary) if as_json else report_text(summary, metrics.series()))
-
-
-def _print_evaluation(run: Path) -> None:
-    from headway.runtime.evaluate import results_of
-    from headway.runtime.trained import read_run
-    from headway.telemetry.evaluation_report import evaluation_text
-
-    found = read_run(run)
-    click.echo(evaluation_text(results_of(found, found.evaluations.ended[-1])), nl=False)
 
 
 def _write_events(run: Path, folder: Path) -> None:
@@ -154,7 +143,6 @@ def _selections() -> Iterator[tuple[str, Selection]]:
 
 def _state(run: Path, data: PageData) -> str:
     """Return what a run without an outcome is: running, killed, or unfinished where nothing tells."""
-    from headway.core.errors import RunDirectoryError
     from headway.runtime.directory import last_life
 
     if data.metrics.outcome != "unfinished":
@@ -165,9 +153,16 @@ def _state(run: Path, data: PageData) -> str:
         return "running"
 
 
-def _supervised(run: Path, as_json: bool) -> int:
+def _supervised(run: Path, as_json: bool, files: bool) -> int:
+    from headway.core.errors import UserError
     from headway.telemetry.supervised_report import supervised_json, supervised_text
 
+    if files:
+        raise UserError(
+            "--html and --tensorboard are of runs with a journal, and this is a supervised run",
+            value=str(run),
+            remedy="Leave them out: its report is text, and --json is all of it",
+        )
     with naming(run):
         found = read_supervised(run)
         click.echo(supervised_json(found) if as_json else supervised_text(found), nl=as_json)

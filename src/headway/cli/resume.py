@@ -31,7 +31,7 @@ def command(run: Path, overrides: tuple[str, ...], view: Choice | None) -> int:
     rests on a setting keeps it: the model, the environment and its arguments, the seed, the form of the
     trained weights, the run's name and place. Those are refused by name.
 
-    A supervised run of `headway sft` goes on with the same data in the same order.
+    A supervised run of `headway sft` goes on with the same data in the same order, to the same weights.
 
     \b
     Examples:

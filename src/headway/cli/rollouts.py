@@ -92,12 +92,12 @@ def command(
 ) -> int:
     r"""Look into the rollouts of a run.
 
-    RUN is the directory of a run that goes on, was killed, or has ended. Shows a table, transcripts, or writes
-    files. Without options the newest rollouts,
-    one a line: reward and advantage, sampled tokens, the step that trained it and the age of its oldest token
-    there, its fate, and where most of its time went. A transcript shows every token as text: what the
-    environment wrote is dim, what the policy sampled in colour or between [[ and ]], with policy version and
-    log-probs. docs/rollouts.md describes the files.
+    RUN is the directory of a run that goes on, was killed, or has ended. Shows a table, transcripts, or
+    writes files. Without options the newest rollouts, one a line: reward and advantage, sampled tokens,
+    the step that trained it and the age of its oldest token there, its fate, and where most of its time
+    went. A transcript shows every token as text: what the environment wrote is dim, what the policy
+    sampled in colour or between [[ and ]], with policy version and log-probs. docs/rollouts.md describes
+    the files.
 
     \b
     Examples:

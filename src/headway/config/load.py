@@ -91,7 +91,8 @@ def _set_aside(source: Source, other: type, own: type, command: str) -> None:
         for place in [place for place in source.places if place[0] == name]:
             if source.places[place] == COMMAND_LINE and len(place) > 1:
                 rule = f"is a setting of {command}, and has no effect here"
-                remedy = _AT_HOME.get(".".join(place), "Leave it out")
+                at_home = _AT_HOME.get(".".join(place))
+                remedy = f"headway sft has {at_home}" if at_home else "Leave it out"
                 problems.append(UserError(rule, key=".".join(place), remedy=remedy, where=COMMAND_LINE))
             del source.places[place]
     if problems:
@@ -99,9 +100,9 @@ def _set_aside(source: Source, other: type, own: type, command: str) -> None:
 
 
 _AT_HOME = {
-    "stop.steps": "headway sft has sft.steps",
-    "eval.every_steps": "headway sft has sft.eval_every_steps",
-    "queue.batch_size": "headway sft has sft.batch_size",
+    "stop.steps": "sft.steps",
+    "eval.every_steps": "sft.eval_every_steps",
+    "queue.batch_size": "sft.batch_size",
 }
 """What `headway sft` has in the place of a setting of headway train."""
 

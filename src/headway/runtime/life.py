@@ -36,10 +36,8 @@ from headway.runtime.live import LiveDriver, Share, Threads
 from headway.runtime.view import View
 from headway.runtime.wire import address
 from headway.sandbox.bubblewrap import BubblewrapProvider
-from headway.telemetry.journal import read_journal
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
-from headway.telemetry.tensorboard import FOLDER, TensorBoardSink, open_sink
 
 if TYPE_CHECKING:
     from headway.core.commands import Finish, RestartWorker
@@ -182,13 +180,6 @@ def _num_trained(prepared: Prepared) -> int:
     return facts.num_params if trainer.full else facts.lora_params(trainer.lora_rank, trainer.lora_targets)
 
 
-def _sink(prepared: Prepared) -> TensorBoardSink | None:
-    if not prepared.config.telemetry.tensorboard:
-        return None
-    header = read_journal(prepared.run_dir).header
-    return open_sink(prepared.run_dir / FOLDER, header, prepared.metrics)
-
-
 class _Life:
     def __init__(self, prepared: Prepared, weights_dir: Path) -> None:
         self._prepared = prepared
@@ -203,7 +194,6 @@ class _Life:
     async def run(self) -> tuple[Finish, Death | None]:
         prepared = self._prepared
         clock = RunClock(prepared.clock_offset_s)
-        sink = _sink(prepared)
         driver = LiveDriver(
             prepared.scheduler,
             prepared.journal,
@@ -218,7 +208,6 @@ class _Life:
             keep=self._best_checkpoint,
             give_up_reserve=lambda: reserve.give_up(prepared.run_dir),
             view=prepared.view,
-            sinks=() if sink is None else (sink.after,),
         )
         self._driver = driver
         self._crew = crew = Crew(driver.inbox.put_nowait)
@@ -243,8 +232,6 @@ class _Life:
         finally:
             crew.kill()
             housekeeper.stop()
-            if sink is not None:
-                sink.close()
         await asyncio.sleep(0)  # what the last measurement found is in the inbox then
         driver.take_stats()
         return finish, crew.death

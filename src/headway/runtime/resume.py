@@ -17,6 +17,7 @@ from headway.queue.state import ACTIVE, CARRIED
 from headway.runtime import directory, reserve, retention, snapshots
 from headway.runtime.job import checkpoint_dir, payload_dir
 from headway.runtime.life import Prepared, live, sweep
+from headway.runtime.sinks import with_sinks
 from headway.runtime.train import model_directory, run_id, say_aside, scheduler_settings
 from headway.runtime.view import open_view, say
 from headway.telemetry.journal import read_journal, truncate_torn_tail
@@ -64,7 +65,8 @@ def _resume(
     truncate_torn_tail(path)
     journal = read_journal(run_dir)
     stage = _stage(run_dir, journal, overrides)
-    if stage.config.telemetry.tensorboard:
+    shown = stage.config.telemetry
+    if shown.tensorboard:
         require_tensorboard("telemetry.tensorboard")
     if killed is not None:
         sweep(stage.began, killed, run_dir)
@@ -121,7 +123,13 @@ def _resume(
             clock_offset_s=last_s,
             lineage=lineage,
             checkpoint=checkpoint,
-            view=open_view(view or stage.config.telemetry.view, run_dir.name, metrics, journal.header),
+            view=with_sinks(
+                open_view(view or shown.view, run_dir.name, metrics, journal.header),
+                shown,
+                run_dir,
+                metrics,
+                journal.header,
+            ),
         )
     )
 

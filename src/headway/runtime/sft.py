@@ -17,9 +17,9 @@ from headway.runtime import directory
 from headway.runtime.job import checkpoint_dir
 from headway.runtime.sft_life import SftPrepared, live_sft, planned_steps
 from headway.runtime.sft_rows import load_rows, store_rows
-from headway.runtime.train import from_anywhere, model_directory, say, say_aside
+from headway.runtime.train import model_directory, placed, say, say_aside
 from headway.telemetry.supervised import FORMAT, RecordWriter, read_supervised, truncate_torn_line
-from headway.trainer.checkpoints import latest_checkpoint, read_checkpoint
+from headway.trainer.checkpoints import find_checkpoint, read_checkpoint
 from headway.trainer.conversations import Conversations, Reading, read_conversations
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def sft(config: SftConfig, *, config_path: Path) -> int:
     if not config.run.name:
         name = directory.free_name(parent, name)
     model_dir = model_directory(config)
-    config = replace(config, model=from_anywhere(config.model))
+    config = replace(config, model=placed(config.model))
     train, evaluate = _read(config, model_dir)
     run_dir = directory.create(parent, name, _FOLDERS)
     with directory.claimed(run_dir):
@@ -87,7 +87,7 @@ def resume_sft(run_dir: Path, overrides: Sequence[str] = ()) -> int:
         config, changes = change_sft(path, earlier.changes, overrides)
         rows = load_rows(run_dir)
         planned = planned_steps(config, rows)
-        checkpoint = latest_checkpoint(checkpoint_dir(run_dir))
+        checkpoint, damaged = find_checkpoint(checkpoint_dir(run_dir))
         step = int(read_checkpoint(checkpoint)["step"]) if checkpoint is not None else 0
         if earlier.ended is not None and earlier.ended["outcome"] == "complete" and step >= planned:
             done = f"the run {run_dir} is complete after {step} steps"
@@ -101,6 +101,8 @@ def resume_sft(run_dir: Path, overrides: Sequence[str] = ()) -> int:
             raise UserError(rule, remedy="Give a higher sft.epochs or sft.steps")
         model_dir, record = model_directory(config), RecordWriter(run_dir)
         say(f"run directory: {run_dir}")
+        for fault in damaged:
+            say(f"warning: {fault}")
         say(f"going on from step {step} of {planned}")
         for key, value in changes:
             say(f"{key} = {value!r} from now on (was {value_of(before, key)!r})")
@@ -145,7 +147,7 @@ def _said(config: SftConfig, train: Conversations, evaluate: Conversations) -> l
         parts = (
             (found.num_cut, "cut"),
             (found.num_skipped, "too long and left out"),
-            (found.num_weightless, "of weight 0 left out"),
+            (found.num_left_out, "of weight 0 or without tokens left out"),
         )
         lines.append(line + "".join(f"; {num:,} {what}" for num, what in parts if num))
     known = {_digest(row.sample.token_ids.tobytes()) for row in train.rows}

@@ -25,12 +25,12 @@ from headway.core.errors import HeadwayError
 from headway.runtime import directory
 from headway.runtime.job import checkpoint_dir, payload_dir
 from headway.runtime.life import EXIT_INTERRUPTED, EXIT_OK
+from headway.runtime.sft_model import MODEL, write_trained_model
 from headway.runtime.sft_rows import SftRows
 from headway.telemetry.supervised import RecordWriter, read_supervised
 from headway.telemetry.supervised_progress import SftProgress
 from headway.telemetry.supervised_report import supervised_summary
 from headway.trainer.order import Order
-from headway.trainer.trained_model import MODEL, write_trained_model
 
 if TYPE_CHECKING:
     from headway.core.protocols import StepResult
@@ -134,6 +134,7 @@ class _Life:
             checkpoint_dir=checkpoint_dir(prepared.run_dir),
             seed=self._config.run.seed,
             keep_checkpoints=self._config.checkpoint.keep,
+            keep_every_steps=self._config.checkpoint.keep_every_steps,
         )
         if prepared.checkpoint is not None:
             made.load(str(prepared.checkpoint))
@@ -214,7 +215,7 @@ class _Life:
     def _complete(self) -> int:
         self._save()
         run_dir = self._prepared.run_dir
-        write_trained_model(run_dir, self._prepared.model_dir)
+        write_trained_model(run_dir, self._trainer.steps, self._prepared.model_dir, self._config)
         self._write("ended", step=self._trainer.steps, outcome="complete", message="")
         self._prepared.say(f"complete after {self._trainer.steps} steps; the model is in {run_dir / MODEL}")
         self._prepared.say(f"go on with: headway train CONFIG model.path={run_dir / MODEL}")

@@ -20,6 +20,7 @@ from headway.queue.scheduler import Scheduler
 from headway.queue.settings import SchedulerSettings, verify_places
 from headway.runtime import directory, reserve
 from headway.runtime.life import Prepared, live
+from headway.runtime.sinks import with_sinks
 from headway.runtime.view import View, open_view, say
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
@@ -44,7 +45,7 @@ def train(config: Config, *, config_path: Path, view: Choice | None = None) -> i
     model_dir = model_directory(config)
     if config.telemetry.tensorboard:
         require_tensorboard("telemetry.tensorboard")
-    config = config_from_anywhere(config)
+    config = from_anywhere(config)
     run_dir = directory.create(parent, name)
     with directory.claimed(run_dir):
         return first_life(config, run_dir, model_dir, view or config.telemetry.view)
@@ -101,21 +102,24 @@ def first_life(
             clock_offset_s=0.0,
             lineage=0,
             checkpoint=None,
-            view=aside or open_view(view, run_dir.name, metrics, header),
+            view=aside
+            or with_sinks(
+                open_view(view, run_dir.name, metrics, header), config.telemetry, run_dir, metrics, header
+            ),
         )
     )
 
 
-def config_from_anywhere(config: Config) -> Config:
+def from_anywhere(config: Config) -> Config:
     """Return the config with absolute paths, so that a resume may be started in another directory."""
-    config, sandbox = replace(config, model=from_anywhere(config.model)), config.sandbox.directory
+    config, sandbox = replace(config, model=placed(config.model)), config.sandbox.directory
     if sandbox:
         sandbox = str(Path(sandbox).expanduser().absolute())
         config = replace(config, sandbox=replace(config.sandbox, directory=sandbox))
     return config
 
 
-def from_anywhere(model: ModelSettings) -> ModelSettings:
+def placed(model: ModelSettings) -> ModelSettings:
     """Return the settings with the absolute path of a model that is on this machine."""
     path = Path(model.path).expanduser()
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):

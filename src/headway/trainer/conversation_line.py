@@ -15,16 +15,16 @@ from headway.renderers.written import with_mask, written_sample
 if TYPE_CHECKING:
     from headway.renderers.chat import Renderer
 
-FORMS = 'Write {"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "", "completion": ""}'
-_ARRAY = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
 _ROLES = ("system", "user", "assistant", "tool")
 _OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 
 
-def samples_of_line(
+def sample_of_line(
     line: str, renderer: Renderer, train_on: Literal["all", "last"], vocab: int
-) -> tuple[list[TrainingSample], float]:
-    """Return a line's samples, each with a trained token, and its weight; none when its weight is 0.
+) -> tuple[TrainingSample, float] | None:
+    """Return a line's sample, with a trained token, and its weight.
+
+    None for a line that is left out: of weight 0, or a rollout of which `headway rollouts` had no tokens.
 
     Args:
         line: one JSON object.
@@ -35,33 +35,37 @@ def samples_of_line(
     Raises UserError without a place.
     """
     row = _object(line)
-    if (weight := _weight(row)) == 0:
-        return [], 0.0
-    if "token_ids" in row or "samples" in row:
-        samples = _exact(row, vocab)
-    else:
-        samples = [_written(row, renderer, train_on)]
-    if not (samples := [sample for sample in samples if sample.num_trainable]):
+    if (weight := _weight(row)) == 0 or (row.get("missing") and not row.get("token_ids")):
+        return None
+    exact = "token_ids" in row
+    sample = _exact(row, vocab) if exact else _written(row, renderer, train_on)
+    if not sample.num_trainable:
         rule = "a conversation must have a trained token; here every message or token is left out"
         raise UserError(rule, remedy="Leave the line out, or train one of its answers")
-    return samples, weight
+    return sample, weight
 
 
 def _object(line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
+        what = (
+            f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        )
         remedy = "Each line must be one JSON object"
         if line.lstrip()[:1] in ("[", "{") and len(line.strip()) < 3:
-            remedy = _ARRAY
-        raise UserError(f"not valid JSON: {error}", remedy=remedy) from None
+            remedy = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
+        raise UserError(f"not valid JSON: {what}", remedy=remedy) from None
     if not isinstance(row, dict):
-        raise UserError("a line must be a JSON object", value=type(row).__name__, remedy=_ARRAY)
+        remedy = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
+        raise UserError("a line must be a JSON object", value=type(row).__name__, remedy=remedy)
     return cast("dict[str, Any]", row)
 
 
 def _weight(row: dict[str, Any]) -> float:
-    weight = row.get("weight", 1.0)
+    weight = row.get("weight")
+    if weight is None:
+        return 1.0
     if isinstance(weight, bool) or not isinstance(weight, (int, float)):
         raise UserError("weight must be a number", value=weight, remedy="Leave it out for 1")
     if not (math.isfinite(weight) and weight >= 0):
@@ -78,7 +82,11 @@ def _written(row: dict[str, Any], renderer: Renderer, train_on: Literal["all", "
         masked |= set(range(len(entries) - _num_completion(row)))
     if not any(message.role == "assistant" for message in messages):
         rule = "a conversation must have a message of the assistant: that is what is trained"
-        raise UserError(rule, value=[message.role for message in messages], remedy=FORMS)
+        raise UserError(
+            rule,
+            value=[message.role for message in messages],
+            remedy='Write {"messages": [{"role": ..., "content": ...}, ...]}; docs/sft.md has every form',
+        )
     return written_sample(renderer, messages, train_on, masked)
 
 
@@ -87,16 +95,23 @@ def _entries(row: dict[str, Any]) -> list[Any]:
     if "messages" in row:
         messages = row["messages"]
         if not isinstance(messages, list) or not messages:
-            raise UserError("messages must be a list with a message", value=messages, remedy=FORMS)
+            raise UserError(
+                "messages must be a list with a message",
+                value=messages,
+                remedy='Write {"messages": [{"role": ..., "content": ...}, ...]}; docs/sft.md has every form',
+            )
         return cast("list[Any]", messages)
     missing = [name for name in ("prompt", "completion") if name not in row]
     if missing == ["prompt", "completion"]:
         near = next((nearest(name, ("messages", "prompt", "completion")) for name in row), None)
-        remedy = did_you_mean(near) or FORMS
+        remedy = did_you_mean(near) or 'Write {"messages": [{"role": "user", "content": "..."}, ...]}'
         rule = "a line must have messages, or prompt and completion"
         raise UserError(rule, value=list(row), remedy=remedy)
     if missing:
-        raise UserError(f"a line must have {missing[0]} too", remedy=FORMS)
+        raise UserError(
+            f"a line must have {missing[0]} too",
+            remedy='Write {"messages": [{"role": ..., "content": ...}, ...]}; docs/sft.md has every form',
+        )
     return [*_side(row, "prompt", "user"), *_side(row, "completion", "assistant")]
 
 
@@ -106,7 +121,11 @@ def _side(row: dict[str, Any], name: str, role: str) -> list[Any]:
         return [{"role": role, "content": value}]
     if isinstance(value, list) and value:
         return cast("list[Any]", value)
-    raise UserError(f"{name} must be a text or a list of messages", value=value, remedy=FORMS)
+    raise UserError(
+        f"{name} must be a text or a list of messages",
+        value=value,
+        remedy='Write {"messages": [{"role": ..., "content": ...}, ...]}; docs/sft.md has every form',
+    )
 
 
 def _num_completion(row: dict[str, Any]) -> int:
@@ -115,7 +134,10 @@ def _num_completion(row: dict[str, Any]) -> int:
 
 def _message(entry: Any, index: int) -> Message:
     if not isinstance(entry, dict):
-        raise UserError(f"message {index} must be an object with role and content", remedy=FORMS)
+        raise UserError(
+            f"message {index} must be an object with role and content",
+            remedy='Write {"messages": [{"role": ..., "content": ...}, ...]}; docs/sft.md has every form',
+        )
     values = cast("dict[str, Any]", entry)
     if missing := [name for name in ("role", "content") if name not in values]:
         rule = f"message {index} must have {missing[0]}"
@@ -125,7 +147,7 @@ def _message(entry: Any, index: int) -> Message:
         guess = _OTHER_NAMES.get(role) if isinstance(role, str) else None
         guess = guess or (nearest(role, _ROLES) if isinstance(role, str) else None)
         rule = f"the role of message {index} must be one of {', '.join(_ROLES)}"
-        raise UserError(rule, value=role, remedy=did_you_mean(guess))
+        raise UserError(rule, value=role, remedy=did_you_mean(guess) or "Write one of these")
     if values.get("tool_calls") or values.get("function_call"):
         rule = f"message {index} has tool calls apart from its content, which would not be trained"
         raise UserError(rule, remedy="Write each call into the content, as the model is to say it")
@@ -156,19 +178,8 @@ def _is_masked(entry: Any, index: int) -> bool:
     return weight == 0
 
 
-def _exact(row: dict[str, Any], vocab: int) -> list[TrainingSample]:
-    parts = row.get("samples", [row])
-    if not isinstance(parts, list) or not parts:
-        rule = "samples must be a list of objects with token_ids and trainable"
-        raise UserError(
-            rule, value=type(parts).__name__, remedy="Leave samples out to have messages tokenised"
-        )
-    return [_exact_sample(part, vocab) for part in cast("list[Any]", parts)]
-
-
-def _exact_sample(part: Any, vocab: int) -> TrainingSample:
-    values = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
-    ids, mask = values.get("token_ids"), values.get("trainable")
+def _exact(row: dict[str, Any], vocab: int) -> TrainingSample:
+    ids, mask = row.get("token_ids"), row.get("trainable")
     remedy = "One of each for every token; leave both out to have messages tokenised"
     if not (isinstance(ids, list) and isinstance(mask, list)):
         raise UserError("token_ids and trainable must be lists, both there", remedy=remedy)

@@ -1,8 +1,8 @@
 """Conversations in a JSONL file, read and checked, as training samples. No torch.
 
 A line is one JSON object: `messages` (role and content), or `prompt` and `completion` (each a text, or
-messages), beside them `weight`. A line that has `token_ids` and `trainable`, or several of these in
-`samples`, is taken with exactly these tokens: that is a rollout, which nobody need tokenise again.
+messages), beside them `weight`. A line that has `token_ids` and `trainable`, as those of `headway rollouts
+--jsonl` have, is taken with exactly these tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from headway.core.errors import ConfigError, UserError
 from headway.renderers.written import cut
-from headway.trainer.conversation_line import FORMS, samples_of_line
+from headway.trainer.conversation_line import sample_of_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,7 @@ class Conversations:
     rows: list[Conversation] = field(default_factory=list[Conversation])
     num_cut: int = 0  # whose end was left out
     num_skipped: int = 0  # too long
-    num_weightless: int = 0  # of weight 0
+    num_left_out: int = 0  # of weight 0, or a rollout without tokens
 
 
 def read_conversations(path: Path, renderer: Renderer, reading: Reading, *, key: str) -> Conversations:
@@ -83,7 +83,9 @@ def read_conversations(path: Path, renderer: Renderer, reading: Reading, *, key:
     if not found.rows:
         left = f"; {found.num_skipped} were too long" if found.num_skipped else ""
         rule = f"{path} must hold a conversation that can be trained{left}"
-        raise UserError(rule, remedy=FORMS, key=key)
+        raise UserError(
+            rule, remedy='A line is {"messages": [...]} or {"prompt": "...", "completion": "..."}', key=key
+        )
     return found
 
 
@@ -91,7 +93,8 @@ def _lines(path: Path, key: str) -> Iterator[tuple[int, str]]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        rule, remedy = "the data file must exist", "A relative path is relative to the config file's folder"
+        rule = "the data file must exist"
+        remedy = "In a config file a path is relative to its folder, on the command line to the current one"
         raise UserError(rule, value=str(path), remedy=remedy, key=key) from None
     except OSError as error:
         rule = f"the data file must be readable: {error.strerror}"
@@ -109,18 +112,19 @@ def _lines(path: Path, key: str) -> Iterator[tuple[int, str]]:
 
 def _take(line: str, place: str, renderer: Renderer, reading: Reading, found: Conversations) -> None:
     """Add what a line holds."""
-    samples, weight = samples_of_line(line, renderer, reading.train_on, reading.vocab)
-    found.num_weightless += not samples
-    for sample in samples:
-        chosen = sample
-        if (num := len(sample.token_ids)) > reading.max_tokens:
-            if reading.too_long == "error":
-                rule = f"a conversation must have at most {reading.max_tokens} tokens"
-                remedy = 'sft.too_long = "skip" leaves it out, "cut" its end; sft.max_tokens is the limit'
-                raise UserError(rule, value=num, remedy=remedy)
-            chosen = cut(sample, reading.max_tokens)
-            if reading.too_long == "skip" or chosen.num_trainable == 0:
-                found.num_skipped += 1
-                continue
-            found.num_cut += 1
-        found.rows.append(Conversation(place, chosen, weight))
+    taken = sample_of_line(line, renderer, reading.train_on, reading.vocab)
+    if taken is None:
+        found.num_left_out += 1
+        return
+    sample, weight = taken
+    if (num := len(sample.token_ids)) > reading.max_tokens:
+        if reading.too_long == "error":
+            rule = f"a conversation must have at most {reading.max_tokens} tokens"
+            remedy = 'sft.too_long = "skip" leaves it out, "cut" its end; sft.max_tokens is the limit'
+            raise UserError(rule, value=num, remedy=remedy)
+        sample = cut(sample, reading.max_tokens)
+        if reading.too_long == "skip" or sample.num_trainable == 0:
+            found.num_skipped += 1
+            return
+        found.num_cut += 1
+    found.rows.append(Conversation(place, sample, weight))

@@ -58,7 +58,7 @@ def render(
     figures = {f"plot-{plot.id}": plot.figure for section in (*before, *after) for plot in section.plots}
     scripts = [_own("theme.js"), plotly_js(), _own("page.js")]
     template = _templates().get_template("page.jinja")
-    return template.render(
+    page = template.render(
         name=name,
         outcome=summary["outcome"],
         header=data.header,
@@ -74,7 +74,9 @@ def render(
         policy=_policy(scripts),
         figures=_as_json(figures),
         has_plots=bool(figures),
+        num_steps=summary["steps"],
     )
+    return page.lstrip()
 
 
 @cache
@@ -129,8 +131,8 @@ def _notes(data: PageData, axes: Axes) -> list[str]:
     if axes.thinned:
         lines.append(
             f"Long curves (above {MAX_MEANS} points): the line is the mean of each stretch, and the pale one "
-            f"behind it runs through its lowest and highest, at most {MAX_POINTS:,} points. Areas, percentiles "
-            "and depth are of each stretch as a whole."
+            f"behind it runs through its lowest and highest, at most {MAX_POINTS:,} points. Areas, "
+            "percentiles and depth are of each stretch as a whole."
         )
     if axes.num_left_out:
         lines.append(f"{axes.num_left_out:,} marks are left out of the plots; the tables list them.")
