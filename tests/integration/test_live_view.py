@@ -117,10 +117,3 @@ def test_a_run_that_fails_leaves_its_error_below_its_lines(bench, terminal):
     assert "── test ── starting" in command.text
     assert re.search(r"error: 8 groups in a row left no usable rollouts.*: no luck", command.text)
     assert command.text.endswith("\x1b[2K"), command.text  # the frame is gone
-
-
-def test_lines_alone_on_a_terminal_when_asked_for(bench, terminal):
-    command = terminal("train", bench.config, "--view", "lines")
-    assert command.ended() == 0, command.text
-    assert "──" not in command.text
-    assert "  3/3" in command.text

@@ -152,8 +152,11 @@ def test_a_run_that_died_goes_on_from_its_checkpoint(start, monkeypatch, capsys)
         file.write(b'{"kind": "step", "t"')  # torn
     assert main(["report", str(run)]) == 0
     assert "unfinished" in capsys.readouterr().out
+    (run / "checkpoints" / "step-000004" / "trainer.pt").write_bytes(b"damaged")
     assert main(["resume", str(run)]) == 0
-    assert "going on from step 4" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "step-000004 is incomplete: trainer.pt must have" in out
+    assert "going on from step 2 of 8" in out
     assert weights(run) == weights(unbroken)
 
 

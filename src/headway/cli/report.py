@@ -45,7 +45,7 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
 
     Everything is derived from the journal of RUN; a run that is still going, or that died, can be reported
     too. With --html or --tensorboard it writes files and prints where they are, instead of the report. A
-    supervised run of `headway sft` has a shorter report. Of what `headway eval` made it shows the
+    supervised run of `headway sft` has a shorter report; of an evaluation of `headway eval` it shows the
     result again.
 
     \b
@@ -70,18 +70,6 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
     return 0
 
 
-def _supervised(run: Path, as_json: bool, writes: bool) -> int:
-    if writes:
-        rule = "--html and --tensorboard show a run of headway train, and this is one of headway sft"
-        raise RunDirectoryError(rule, value=str(run), remedy="Leave them out; --json is for programs")
-    from headway.telemetry.supervised_report import supervised_json, supervised_text
-
-    with naming(run):
-        found = read_supervised(run)
-        click.echo(supervised_json(found) if as_json else supervised_text(found), nl=as_json)
-    return 0
-
-
 def _print(run: Path, as_json: bool) -> None:
     from headway.telemetry.journal import read_journal
     from headway.telemetry.metrics import RunMetrics
@@ -89,15 +77,19 @@ def _print(run: Path, as_json: bool) -> None:
 
     metrics = RunMetrics.of(read_journal(run))
     if metrics.facts.only_evaluates and not as_json and metrics.steps.evals:
-        from headway.runtime.evaluate import results_of
-        from headway.runtime.trained import read_run
-        from headway.telemetry.evaluation_report import evaluation_text
-
-        found = read_run(run)
-        click.echo(evaluation_text(results_of(found, found.evaluations.ended[-1])), nl=False)
+        _print_evaluation(run)
         return
     summary = metrics.summary()
     click.echo(report_json(summary) if as_json else report_text(summary, metrics.series()))
+
+
+def _print_evaluation(run: Path) -> None:
+    from headway.runtime.evaluate import results_of
+    from headway.runtime.trained import read_run
+    from headway.telemetry.evaluation_report import evaluation_text
+
+    found = read_run(run)
+    click.echo(evaluation_text(results_of(found, found.evaluations.ended[-1])), nl=False)
 
 
 def _write_events(run: Path, folder: Path) -> None:
@@ -163,7 +155,6 @@ def _selections() -> Iterator[tuple[str, Selection]]:
 
 def _state(run: Path, data: PageData) -> str:
     """Return what a run without an outcome is: running, killed, or unfinished where nothing tells."""
-    from headway.core.errors import RunDirectoryError
     from headway.runtime.directory import last_life
 
     if data.metrics.outcome != "unfinished":
@@ -172,3 +163,19 @@ def _state(run: Path, data: PageData) -> str:
         return "unfinished" if last_life(run) is None else "killed"
     except RunDirectoryError:
         return "running"
+
+
+def _supervised(run: Path, as_json: bool, files: bool) -> int:
+    from headway.core.errors import UserError
+    from headway.telemetry.supervised_report import supervised_json, supervised_text
+
+    if files:
+        raise UserError(
+            "--html and --tensorboard are of runs with a journal, and this is a supervised run",
+            value=str(run),
+            remedy="Leave them out: its report is text, and --json is all of it",
+        )
+    with naming(run):
+        found = read_supervised(run)
+        click.echo(supervised_json(found) if as_json else supervised_text(found), nl=as_json)
+    return 0

@@ -142,9 +142,15 @@ def last_life(path: Path, *, alone: bool = False) -> LifeRecord | None:
 
 
 def driver_pid(path: Path) -> int | None:
-    """Return the process that drives a run now, None when none does."""
+    """Return the process that drives a run now, None when none does.
+
+    One of another machine is taken at its word: nothing here tells whether it lives.
+    """
     record = life_record(path)
-    return record.pid if record is not None and _is_headway(record.pid) else None
+    if record is None:
+        return None
+    elsewhere = record.host not in ("", this_host())
+    return record.pid if elsewhere or _is_headway(record.pid) else None
 
 
 def life_record(path: Path) -> LifeRecord | None:

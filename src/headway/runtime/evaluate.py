@@ -20,7 +20,7 @@ from headway.runtime.export import base_directory, exported, write_checked
 from headway.runtime.life import EXIT_OK
 from headway.runtime.model import model_directory, say_aside
 from headway.runtime.subject import Asked, Subject, subject_of
-from headway.runtime.train import first_life, from_anywhere, say
+from headway.runtime.train import config_from_anywhere, first_life, say
 from headway.runtime.trained import RunSoFar, read_run, trained_weights
 from headway.runtime.view import LinesView
 from headway.telemetry.evaluation_report import compared, evaluation_results, evaluation_text
@@ -68,7 +68,7 @@ def evaluate(
             _fill(fill, model_dir, run_dir)
             config = replace(config, model=replace(config.model, path=str(model_dir)))
         code = first_life(
-            from_anywhere(config),
+            config_from_anywhere(config),
             run_dir,
             model_dir,
             view or config.telemetry.view,

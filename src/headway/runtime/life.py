@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 from headway.algorithms.advantages.signal import signal_function
 from headway.config.compose import Config
+from headway.config.stages import Change
 from headway.core.clock import RunClock
 from headway.core.errors import DiskFullError, HeadwayError, WorkerDiedError
 from headway.core.events import CheckpointDone, Event, Noticed, StopAsked
@@ -29,6 +30,7 @@ from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.queue.verdict import verdict_function
 from headway.runtime import directory, reserve, retention, snapshots
+from headway.runtime.control import Control, control_address
 from headway.runtime.crew import Crew, Death, Worker
 from headway.runtime.housekeeper import Housekeeper, Tidy
 from headway.runtime.job import Job, Role, checkpoint_dir, weights_dir
@@ -37,10 +39,8 @@ from headway.runtime.live import LiveDriver, Share, Threads
 from headway.runtime.view import View
 from headway.runtime.wire import address
 from headway.sandbox.bubblewrap import BubblewrapProvider
-from headway.telemetry.journal import read_journal
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
-from headway.telemetry.tensorboard import FOLDER, TensorBoardSink, open_sink
 
 if TYPE_CHECKING:
     from headway.core.commands import Finish, RestartWorker
@@ -66,6 +66,7 @@ class Prepared:
     lineage: int
     checkpoint: Path | None
     view: View
+    earlier: tuple[Change, ...] = ()  # settings that changed since the run began
 
     def say(self, line: str) -> None:
         """Show a line that stays."""
@@ -174,13 +175,6 @@ def _checkpoint_bytes(prepared: Prepared) -> int:
     return checkpoint_bytes(model_facts(prepared.model_dir), prepared.config)
 
 
-def _sink(prepared: Prepared) -> TensorBoardSink | None:
-    if not prepared.config.telemetry.tensorboard:
-        return None
-    header = read_journal(prepared.run_dir).header
-    return open_sink(prepared.run_dir / FOLDER, header, prepared.metrics)
-
-
 def fits_shared_memory(num_bytes: int) -> bool:
     """Say whether shared memory is there, may be written to, and has room."""
     shared = SHARED_MEMORY
@@ -201,7 +195,6 @@ class _Life:
     async def run(self) -> tuple[Finish, Death | None]:
         prepared = self._prepared
         clock = RunClock(prepared.clock_offset_s)
-        sink = _sink(prepared)
         driver = LiveDriver(
             prepared.scheduler,
             prepared.journal,
@@ -216,7 +209,6 @@ class _Life:
             keep=self._best_checkpoint,
             give_up_reserve=lambda: reserve.give_up(prepared.run_dir),
             view=prepared.view,
-            sinks=() if sink is None else (sink.after,),
         )
         self._driver = driver
         self._crew = crew = Crew(driver.inbox.put_nowait)
@@ -235,17 +227,22 @@ class _Life:
                 for job in self._jobs():
                     self._attend(await crew.start(job))
                 fresh = tasks.create_task(prepared.view.keep_fresh(clock.now))
+                control = tasks.create_task(self._control(driver))
                 finish = await driver.run(prepared.first)
+                control.cancel()
                 await crew.stop(prepared.config.run.exit_timeout_s)
                 fresh.cancel()
         finally:
             crew.kill()
             housekeeper.stop()
-            if sink is not None:
-                sink.close()
         await asyncio.sleep(0)  # what the last measurement found is in the inbox then
         driver.take_stats()
         return finish, crew.death
+
+    async def _control(self, driver: LiveDriver) -> None:
+        prepared = self._prepared
+        control = Control(prepared.run_dir / directory.CONFIG, prepared.earlier, driver.inbox.put_nowait)
+        await control.serve(control_address(prepared.run_id, os.getpid()))
 
     def _checkpointed(self, seq: int, event: CheckpointDone) -> None:
         """Save the scheduler's state, and let go what nobody needs; the journal is synced."""

@@ -63,8 +63,6 @@ if TYPE_CHECKING:
 
 Advantages = Callable[[Signal], GroupSignal]
 Stats = dict[str, float]
-Tell = Callable[[Entry], Sequence[str]]
-"""Takes an entry that the metrics were fed with, and returns lines for a person."""
 
 _STAT_EVERY_S = 5.0
 _SYNC_EVERY_S = 1.0
@@ -106,7 +104,6 @@ class LiveDriver:
         keep: Callable[[], tuple[int, ...]],
         give_up_reserve: Callable[[], bool],
         view: View,
-        sinks: Sequence[Tell] = (),
     ) -> None:
         self.inbox: asyncio.Queue[Event | Stats] = asyncio.Queue()
         self.finish: Finish | None = None
@@ -115,7 +112,7 @@ class LiveDriver:
         self._journal = journal
         self._clock = clock
         self._metrics = metrics
-        self._tell: tuple[Tell, ...] = (Progress(metrics, view.width).after, *sinks)
+        self._progress = Progress(metrics, view.width)
         self._seq = next_seq
         self._signals = SignalThread(advantages, self._from_thread, verdict)
         self._threads = threads
@@ -206,9 +203,8 @@ class LiveDriver:
         self._metrics.feed(entry)
         self._tell_kept(entry)
         self._view.feed(entry)
-        for tell in self._tell:
-            for line in tell(entry):
-                self._view.say(line)
+        for line in self._progress.after(entry):
+            self._view.say(line)
         self._tick()
 
     def _tick(self, *, force: bool = False) -> None:

@@ -20,7 +20,7 @@ from headway.runtime.sft_life import SftPrepared, live_sft, planned_steps
 from headway.runtime.sft_rows import load_rows, store_rows
 from headway.runtime.train import placed, say
 from headway.telemetry.supervised import FORMAT, RecordWriter, read_supervised, truncate_torn_line
-from headway.trainer.checkpoints import latest_checkpoint, read_checkpoint
+from headway.trainer.checkpoints import find_checkpoint, read_checkpoint
 from headway.trainer.conversations import Conversations, Reading, read_conversations
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def resume_sft(run_dir: Path, overrides: Sequence[str] = ()) -> int:
         config, changes = change_sft(path, earlier.changes, overrides)
         rows = load_rows(run_dir)
         planned = planned_steps(config, rows)
-        checkpoint = latest_checkpoint(checkpoint_dir(run_dir))
+        checkpoint, damaged = find_checkpoint(checkpoint_dir(run_dir))
         step = int(read_checkpoint(checkpoint)["step"]) if checkpoint is not None else 0
         if earlier.ended is not None and earlier.ended["outcome"] == "complete" and step >= planned:
             done = f"the run {run_dir} is complete after {step} steps"
@@ -102,6 +102,8 @@ def resume_sft(run_dir: Path, overrides: Sequence[str] = ()) -> int:
             raise UserError(rule, remedy="Give a higher sft.epochs or sft.steps")
         model_dir, record = model_directory(config), RecordWriter(run_dir)
         say(f"run directory: {run_dir}")
+        for fault in damaged:
+            say(f"warning: {fault}")
         say(f"going on from step {step} of {planned}")
         for key, value in changes:
             say(f"{key} = {value!r} from now on (was {value_of(before, key)!r})")

@@ -134,6 +134,7 @@ class _Life:
             checkpoint_dir=checkpoint_dir(prepared.run_dir),
             seed=self._config.run.seed,
             keep_checkpoints=self._config.checkpoint.keep,
+            keep_every_steps=self._config.checkpoint.keep_every_steps,
         )
         if prepared.checkpoint is not None:
             made.load(str(prepared.checkpoint))

@@ -19,6 +19,7 @@ from headway.runtime import directory, reserve
 from headway.runtime.life import Prepared, live
 from headway.runtime.preflight.checks import fast_part
 from headway.runtime.preflight.subject import Subject
+from headway.runtime.sinks import with_sinks
 from headway.runtime.view import View, open_view, say
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
@@ -50,7 +51,7 @@ def train(
     model_dir = fast_part(Subject(config, config_path, overrides))
     if config.telemetry.tensorboard:
         require_tensorboard("telemetry.tensorboard")
-    config = from_anywhere(config)
+    config = config_from_anywhere(config)
     run_dir = directory.create(parent, name)
     with directory.claimed(run_dir):
         return first_life(config, run_dir, model_dir, view or config.telemetry.view)
@@ -107,12 +108,15 @@ def first_life(
             clock_offset_s=0.0,
             lineage=0,
             checkpoint=None,
-            view=aside or open_view(view, run_dir.name, metrics, header),
+            view=aside
+            or with_sinks(
+                open_view(view, run_dir.name, metrics, header), config.telemetry, run_dir, metrics, header
+            ),
         )
     )
 
 
-def from_anywhere(config: Config) -> Config:
+def config_from_anywhere(config: Config) -> Config:
     """Return the config with absolute paths, so that a resume may be started in another directory."""
     config, sandbox = replace(config, model=placed(config.model)), config.sandbox.directory
     if sandbox:

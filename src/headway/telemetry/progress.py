@@ -82,6 +82,7 @@ class Progress:
         self._width = width
         self._columns: tuple[_Column, ...] = ()  # of the last header
         self._num_lines = 0
+        self._resuming = False  # what changes now, `headway resume` says itself
         self._new_eval: float | None = None
         self._last_warning: dict[str, str] = {}
         self._told = ""  # why the run is stopping
@@ -97,10 +98,15 @@ class Progress:
             lines.append(
                 f"resumed at step {entry.event.step}, {seconds(entry.event.spent_wall_s)} spent so far"
             )
+        elif isinstance(entry.event, events.SettingChanged) and not self._resuming:
+            lines.append(f"{entry.event.key} = {entry.event.value!r} from now on")
         elif isinstance(entry.event, events.CheckpointDone):
             lines.append(f"checkpoint of step {entry.event.step} saved in {seconds(entry.event.duration_s)}")
         if self._evaluation is not None:
             lines += self._evaluation.after(entry)
+        self._resuming = isinstance(entry.event, events.RunResumed) or (
+            self._resuming and isinstance(entry.event, events.SettingChanged)
+        )
         by_guard = any(isinstance(note, notes.GuardAlarm) for note in entry.notes)
         for note in entry.notes:
             lines += self._note(note, by_guard)

@@ -194,10 +194,17 @@ def test_generators_that_tell_their_load_and_one_that_is_lost(kit):
     assert said(s, "generators") == ["5 of 6 up", "10 running", "5 waiting", "KV 10% to 50%", "500 tok/s"]
 
 
-def test_what_the_driver_measured_of_the_disk(kit):
+def test_what_the_run_takes_on_disk_and_what_is_free(kit):
     s = kit.Script()
-    s.stat(1.0, **{"disk.payloads_bytes": 1.5e9, "disk.free_bytes": 999.4, "disk.files": 7})
-    assert said(s, "disk") == ["payloads 1.5 GB", "free 999 B", "files 7"]
+    sizes = {"checkpoints": 3e9, "payloads": 1.5e9, "journal": 2e6, "weights": 0.0, "free": 2e9}
+    s.stat(1.0, **{f"disk.{name}_bytes": value for name, value in sizes.items()})
+    assert said(s, "disk") == [
+        "4.50 GB",
+        "2.00 GB free",
+        "checkpoints 3.00 GB",
+        "payloads 1.50 GB",
+        "journal 2.00 MB",
+    ]
 
 
 @pytest.mark.parametrize("width", [20, 33, 40, 79, 80, 99, 100, 101, 120, 160, 400])

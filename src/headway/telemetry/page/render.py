@@ -58,7 +58,7 @@ def render(
     figures = {f"plot-{plot.id}": plot.figure for section in (*before, *after) for plot in section.plots}
     scripts = [_own("theme.js"), plotly_js(), _own("page.js")]
     template = _templates().get_template("page.jinja")
-    return template.render(
+    page = template.render(
         name=name,
         outcome=summary["outcome"],
         header=data.header,
@@ -74,7 +74,9 @@ def render(
         policy=_policy(scripts),
         figures=_as_json(figures),
         has_plots=bool(figures),
+        num_steps=summary["steps"],
     )
+    return page.lstrip()
 
 
 @cache
