@@ -98,8 +98,8 @@ def load_function(name: str, parameters: Sequence[str]) -> Any:
 def place_in_hook(error: BaseException) -> str:
     """Return `FILE:LINE` of the user's code that raised, empty where Headway's own did.
 
-    The user's code is the first that is neither Headway's nor, where there is other code, a library's; the line
-    is the last in that file, for what raised may be a library that it called.
+    The user's code is the first that is neither Headway's nor, where there is other code, a library's; the
+    line is the last in that file, for what raised may be a library that it called.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename[:1] != "<"]
     others = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
