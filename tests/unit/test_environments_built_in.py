@@ -194,7 +194,7 @@ async def test_a_forged_function_gains_nothing(provider, code):
 async def test_a_trial_of_a_rollout_that_fails_says_why(renderer, provider):
     environment = build("arithmetic")
     engine = ScriptedEngine(lambda request: [1])
-    for name in ("try.1.0", "try.1.0.p1", "try.1.0.p2"):
+    for name in ("try.0.0", "try.0.0.p1", "try.0.0.p2"):
         engine.finish_as[name] = ("lost", "the replica died")
     trial = await try_once(environment, engine, renderer, provider, GenerationLimits(8, 256))
     assert trial.score is None

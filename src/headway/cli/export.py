@@ -37,7 +37,7 @@ from headway.cli.arguments import check_run, naming, run_argument
 def command(
     run: Path, directory: Path, step: int | None, merged: bool, dtype: str, base: Path | None, force: bool
 ) -> int:
-    r"""Write a run's trained model as a directory that transformers loads.
+    r"""Write a run's trained model for transformers.
 
     Takes the newest checkpoint of RUN, which may be going on, and writes to DIR: the weights as safetensors,
     config, tokenizer and chat template of the base model, and a model card with what the run knows of itself.

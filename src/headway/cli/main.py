@@ -13,18 +13,24 @@ import click
 
 from headway import __version__
 from headway.cli.lazy import LazyGroup
-from headway.core.errors import ConfigError, UserError
+from headway.core.errors import ConfigError, DiskFullError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = {
+    "check": ("check", "Check a config, its model and this machine before a run."),
     "train": ("train", "Train a model as a config file says."),
+    "sft": ("sft", "Train a model on written conversations (supervised)."),
     "resume": ("resume", "Go on with a run from its last checkpoint."),
     "watch": ("watch", "Show what a run does at this moment."),
-    "rollouts": ("rollouts", "Look into the rollouts of a run."),
+    "set": ("set", "Change settings of a run that goes on."),
+    "eval-now": ("eval_now", "Ask a run that goes on for an evaluation now."),
+    "stop": ("stop", "Stop a run that goes on, as Ctrl-C does."),
+    "rollouts": ("rollouts", "Look into the rollouts of a run: a table, transcripts, or files."),
     "report": ("report", "Show what a run did and what it learned."),
-    "export": ("export", "Write a run's trained model as a directory that transformers loads."),
+    "eval": ("eval", "Measure a model on an environment's tasks."),
+    "export": ("export", "Write a run's trained model for transformers."),
     "replay": ("replay", "Check a run's journal against the scheduler."),
     "prune": ("prune", "Free disk space: remove what a run need not keep."),
     "model": ("model", "Fetch models."),
@@ -35,7 +41,7 @@ COMMANDS = {
 EXIT_CODES = {
     0: "Done. A run that ended as `no_signal`, or that the guard stopped (`guard`), ended by a rule of its "
     "own: scripts look at `outcome` in `headway report RUN --json`.",
-    1: "A fault, with its traceback, and the run's directory where there is one.",
+    1: "A fault, with its traceback, and the run's directory where there is one; a full disk (`disk_full`) without.",
     2: "Bad input: one line a problem, no traceback. [errors.md](errors.md) lists them all.",
     130: "Interrupted by Ctrl-C or SIGTERM; `headway resume RUN` goes on.",
 }
@@ -65,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return 130
     except Exception as error:
+        if isinstance(error, DiskFullError):
+            click.echo(f"error: {error}", err=True)
+            return 1
         user_errors = _user_errors(error)
         if not user_errors:
             traceback.print_exception(error)

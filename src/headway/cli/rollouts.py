@@ -90,13 +90,14 @@ def command(
     jsonl: str | None,
     parquet: str | None,
 ) -> int:
-    r"""Look into the rollouts of a run: a table, transcripts, or files.
+    r"""Look into the rollouts of a run.
 
-    Without options the newest rollouts, one a line: reward and advantage, sampled tokens, the step that
-    trained it and the age of its oldest token there, its fate, and where most of its time went. A transcript
-    shows every token as text: what the environment wrote is dim, what the policy sampled in colour or between
-    [[ and ]], with policy version and log-probs. Everything is derived from the journal and the payloads; a
-    run that is still going, or that died, can be looked into too. docs/rollouts.md describes the files.
+    RUN is the directory of a run that goes on, was killed, or has ended. Shows a table, transcripts, or
+    writes files. Without options the newest rollouts, one a line: reward and advantage, sampled tokens,
+    the step that trained it and the age of its oldest token there, its fate, and where most of its time
+    went. A transcript shows every token as text: what the environment wrote is dim, what the policy
+    sampled in colour or between [[ and ]], with policy version and log-probs. docs/rollouts.md describes
+    the files.
 
     \b
     Examples:
@@ -149,15 +150,14 @@ def command(
 def _check_names(
     records: Sequence[RolloutRecord], option: str, given: Sequence[str], known: set[str]
 ) -> None:
+    what = option.removeprefix("--")
     for name in given:
         if name not in known:
-            near = nearest(name, known)
-            remedy = f"Did you mean {near}?" if near else "headway rollouts RUN lists what there is"
-            what = option.removeprefix("--")
+            near = nearest(name, known, cutoff=0.0)
             raise UserError(
                 f"must be a {what} of this run, which has {len(records):,} rollouts so far",
                 value=name,
-                remedy=remedy,
+                remedy=f"The nearest is {near}; `headway rollouts RUN` lists them",
                 key=option,
             )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headway.cli.arguments import check_run, naming, run_argument
+from headway.telemetry.supervised import is_supervised
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +37,7 @@ def command(run: Path, once: bool, lines: bool, every: float) -> int:
       headway watch runs/quickstart --once
       headway watch runs/quickstart --lines | grep warning
     """
-    if not (run / "payloads").is_dir():  # a run that has just begun has no journal yet
+    if is_supervised(run) or not (run / "payloads").is_dir():  # a run that has just begun has no journal yet
         check_run(run)
     from headway.runtime.watch import watch
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from headway.environments.generation import GenerationLimits
     from headway.renderers.chat import Renderer
 
-_ROLLOUT, _REPLICA = "try", "engine"
+_ROLLOUT, _ATTEMPT, _REPLICA = "try", 0, "engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,9 @@ async def try_once(
             settings,
         )
         purpose = "eval" if split == "eval" else "train"
-        command = StartRollout(_ROLLOUT, 1, _ROLLOUT, task.id, purpose, "policy", seed, temperature, _REPLICA)
+        command = StartRollout(
+            _ROLLOUT, _ATTEMPT, _ROLLOUT, task.id, purpose, "policy", seed, temperature, _REPLICA
+        )
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
                 group.create_task(host.run())
@@ -124,12 +126,12 @@ async def _follow(
         if isinstance(event, SandboxWanted):
             host.grant(GrantSandbox(event.rollout, event.attempt, event.sandbox))
         elif isinstance(event, RolloutParked):  # its request was lost
-            host.resume(Resume(_ROLLOUT, 1, _REPLICA))
+            host.resume(Resume(_ROLLOUT, _ATTEMPT, _REPLICA))
         elif isinstance(event, RolloutEnded):
             wanted = [item.sandbox for _, item in seen if isinstance(item, SandboxWanted)]
             for sandbox in wanted:
-                host.release(ReleaseSandbox(_ROLLOUT, 1, sandbox))
-            host.score(Score(_ROLLOUT, 1, 1, task.id, event.payload), task)
+                host.release(ReleaseSandbox(_ROLLOUT, _ATTEMPT, sandbox))
+            host.score(Score(_ROLLOUT, _ATTEMPT, 1, task.id, event.payload), task)
         elif isinstance(event, (RolloutFailed, Scored, ScoreFailed)):
             return seen
 

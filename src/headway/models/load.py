@@ -13,6 +13,8 @@ from headway.models.llama import read_config, read_shape
 from headway.models.progress import no_progress_bars
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
     from transformers import LlamaForCausalLM
 
@@ -89,3 +91,11 @@ def load_state(path: Path) -> tuple[SimpleNamespace, dict[str, Tensor]]:
     if shape.tied:
         state.pop("lm_head.weight", None)
     return SimpleNamespace(**{**defaults, **read_config(path)}), state
+
+
+def finite_tensors(state: Mapping[str, Tensor]) -> tuple[list[str], str]:
+    """Return the names of tensors that hold NaN or an infinity, and the version of torch."""
+    import torch
+
+    bad = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
+    return bad, str(torch.__version__)

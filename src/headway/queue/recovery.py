@@ -88,6 +88,9 @@ def replica_lost(ctx: Context, event: ReplicaLost) -> None:
 def worker_lost(ctx: Context, event: WorkerLost) -> None:
     """The trainer or an environment worker died."""
     state = ctx.state
+    if event.role == "trainer" and ctx.settings.eval.only:
+        ctx.note(Ignored("WorkerLost", event.worker))  # nothing was asked of it
+        return
     text = f"{event.role} worker {event.worker} was lost: {event.cause}"
     if event.role == "environment":
         environment_lost(ctx, event.worker, text)

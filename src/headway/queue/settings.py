@@ -143,8 +143,23 @@ class EvalSettings:
         le=1,
     )
 
+    split: Literal["eval", "train"] = setting(
+        "eval", "The tasks of an evaluation: held out, or the first ones of the train split."
+    )
+    only: bool = setting(
+        False,
+        "Evaluate the model once, train nothing and end; `headway eval` sets it. No trainer is started.",
+    )
+
     def problems(self) -> Iterator[Problem]:
         """Yield rules between these settings that do not hold."""
+        if self.only and not self.num_tasks:
+            yield Problem(
+                "num_tasks",
+                self.num_tasks,
+                "must be at least 1 when eval.only is true: there is nothing else to do",
+                "Use eval.num_tasks = 64, or `headway eval --tasks 64`.",
+            )
         if self.rollouts_per_task > 1 and self.temperature == 0:
             yield Problem(
                 "rollouts_per_task",

@@ -19,7 +19,7 @@ import fcntl
 import json
 import os
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,11 @@ from headway.core.errors import RunDirectoryError
 CONFIG, JOURNAL, SUMMARY, LIFE = "config.toml", "journal.jsonl", "summary.json", "life.json"
 
 
-def create(parent: Path, name: str) -> Path:
-    """Make a new run directory and return it.
+_FOLDERS = ("payloads", "checkpoints", "weights", "logs")
+
+
+def create(parent: Path, name: str, folders: Sequence[str] = _FOLDERS) -> Path:
+    """Make a new run directory with these folders in it, and return it.
 
     Raises RunDirectoryError when it exists already or cannot be made.
     """
@@ -38,7 +41,7 @@ def create(parent: Path, name: str) -> Path:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()
-        for folder in ("payloads", "checkpoints", "weights", "logs"):
+        for folder in folders:
             (path / folder).mkdir()
     except FileExistsError as error:
         if not parent.is_dir():
@@ -139,9 +142,15 @@ def last_life(path: Path, *, alone: bool = False) -> LifeRecord | None:
 
 
 def driver_pid(path: Path) -> int | None:
-    """Return the process that drives a run now, None when none does."""
+    """Return the process that drives a run now, None when none does.
+
+    One of another machine is taken at its word: nothing here tells whether it lives.
+    """
     record = life_record(path)
-    return record.pid if record is not None and _is_headway(record.pid) else None
+    if record is None:
+        return None
+    elsewhere = record.host not in ("", this_host())
+    return record.pid if elsewhere or _is_headway(record.pid) else None
 
 
 def life_record(path: Path) -> LifeRecord | None:

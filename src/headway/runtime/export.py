@@ -11,8 +11,8 @@ from headway.core.errors import HeadwayError, ModelError, UserError
 from headway.models.checkpoint import resolve, verify
 from headway.models.export import ExportDtype, copy_tokenizer, write_model
 from headway.models.origin import origin
+from headway.runtime.model import say_aside
 from headway.runtime.staging import check_place, staged
-from headway.runtime.train import say_aside
 from headway.runtime.trained import RunSoFar, read_run, trained_weights
 from headway.telemetry.card import Exported, model_card
 from headway.telemetry.journal import journal_path
@@ -59,14 +59,14 @@ def export(
             value=str(run_dir),
             remedy="Leave --adapter out",
         )
-    base_dir = _base_directory(run, base)
+    base_dir = base_directory(run, base)
     if base_dir.resolve() == target:
         raise UserError(
             "the exported model must not replace its own base model",
             value=str(target),
             remedy="Name another directory",
         )
-    facts = _exported(run, weights, form, dtype, base_dir)
+    facts = exported(run, weights, form, dtype, base_dir)
     write_checked(run, weights, target, base_dir, facts, dtype, form)
     return weights.step
 
@@ -114,7 +114,8 @@ def merge(weights: TrainedWeights, base_dir: Path) -> dict[str, Any]:
         ) from error
 
 
-def _base_directory(run: RunSoFar, base: Path | None) -> Path:
+def base_directory(run: RunSoFar, base: Path | None) -> Path:
+    """Return where a run's base model is, verified: at `base`, or where the run found it."""
     named = str(base or run.config["model"]["path"])
     try:
         path = resolve(named, progress=say_aside)
@@ -129,9 +130,10 @@ def _base_directory(run: RunSoFar, base: Path | None) -> Path:
     return path
 
 
-def _exported(
+def exported(
     run: RunSoFar, weights: TrainedWeights, form: Form, dtype: ExportDtype, base_dir: Path
 ) -> Exported:
+    """Return what the model card says of an export."""
     named = str(run.config["model"]["path"])
     known = origin(named, base_dir)
     full = weights.adapter is None

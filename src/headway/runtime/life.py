@@ -21,13 +21,16 @@ from typing import TYPE_CHECKING, cast
 
 from headway.algorithms.advantages.signal import signal_function
 from headway.config.compose import Config
+from headway.config.stages import Change
 from headway.core.clock import RunClock
 from headway.core.errors import DiskFullError, HeadwayError, WorkerDiedError
 from headway.core.events import CheckpointDone, Event, Noticed, StopAsked
+from headway.matching.memory import checkpoint_bytes, handover_bytes
 from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.queue.verdict import verdict_function
 from headway.runtime import directory, reserve, retention, snapshots
+from headway.runtime.control import Control, control_address
 from headway.runtime.crew import Crew, Death, Worker
 from headway.runtime.housekeeper import Housekeeper, Tidy
 from headway.runtime.job import Job, Role, checkpoint_dir, weights_dir
@@ -42,9 +45,7 @@ from headway.telemetry.metrics import RunMetrics
 if TYPE_CHECKING:
     from headway.core.commands import Finish, RestartWorker
 
-_VERSIONS_AT_ONCE = 5  # kept, being written, being read
-_BYTES_PER_VALUE = 4
-_TENSORS_SAVED = 3  # of each trained one: itself and the optimizer's two moments
+SHARED_MEMORY = Path("/dev/shm")
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
@@ -65,6 +66,7 @@ class Prepared:
     lineage: int
     checkpoint: Path | None
     view: View
+    earlier: tuple[Change, ...] = ()  # settings that changed since the run began
 
     def say(self, line: str) -> None:
         """Show a line that stays."""
@@ -161,10 +163,8 @@ def _original(death: Death) -> HeadwayError:
 
 def _weights_dir(prepared: Prepared) -> Path:
     """Return where versions are handed over: shared memory where enough is free, else the run directory."""
-    shared = Path("/dev/shm")
-    needed = _BYTES_PER_VALUE * _num_trained(prepared) * _VERSIONS_AT_ONCE
-    if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > needed:
-        return shared / f"headway-weights-{prepared.run_id}"
+    if fits_shared_memory(handover_bytes(model_facts(prepared.model_dir), prepared.config)):
+        return SHARED_MEMORY / f"headway-weights-{prepared.run_id}"
     return weights_dir(prepared.run_dir.absolute())
 
 
@@ -172,12 +172,13 @@ def _checkpoint_bytes(prepared: Prepared) -> int:
     """Return what a checkpoint takes: the newest one, or what the trained weights and the optimizer make."""
     if known := [num_bytes for num_bytes in prepared.metrics.checkpoints.values() if num_bytes]:
         return known[-1]
-    return _TENSORS_SAVED * _BYTES_PER_VALUE * _num_trained(prepared)
+    return checkpoint_bytes(model_facts(prepared.model_dir), prepared.config)
 
 
-def _num_trained(prepared: Prepared) -> int:
-    facts, trainer = model_facts(prepared.model_dir), prepared.config.trainer
-    return facts.num_params if trainer.full else facts.lora_params(trainer.lora_rank, trainer.lora_targets)
+def fits_shared_memory(num_bytes: int) -> bool:
+    """Say whether shared memory is there, may be written to, and has room."""
+    shared = SHARED_MEMORY
+    return shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > num_bytes
 
 
 class _Life:
@@ -226,7 +227,9 @@ class _Life:
                 for job in self._jobs():
                     self._attend(await crew.start(job))
                 fresh = tasks.create_task(prepared.view.keep_fresh(clock.now))
+                control = tasks.create_task(self._control(driver))
                 finish = await driver.run(prepared.first)
+                control.cancel()
                 await crew.stop(prepared.config.run.exit_timeout_s)
                 fresh.cancel()
         finally:
@@ -235,6 +238,11 @@ class _Life:
         await asyncio.sleep(0)  # what the last measurement found is in the inbox then
         driver.take_stats()
         return finish, crew.death
+
+    async def _control(self, driver: LiveDriver) -> None:
+        prepared = self._prepared
+        control = Control(prepared.run_dir / directory.CONFIG, prepared.earlier, driver.inbox.put_nowait)
+        await control.serve(control_address(prepared.run_id, os.getpid()))
 
     def _checkpointed(self, seq: int, event: CheckpointDone) -> None:
         """Save the scheduler's state, and let go what nobody needs; the journal is synced."""
@@ -277,7 +285,8 @@ class _Life:
                 main.cancel()
                 return
             ending = self._prepared.scheduler.state.phase == "stopping"
-            what = "the run is ending already" if ending else "finishing the step, then saving"
+            doing = "ending" if self._prepared.config.eval.only else "finishing the step, then saving"
+            what = "the run is ending already" if ending else doing
             self._prepared.say(f"{name}: {what}; once more ends at once")
             driver.inbox.put_nowait(StopAsked(name))
 
@@ -289,7 +298,8 @@ class _Life:
         generators = tuple((name, address(self._prepared.run_id, name)) for name in names)
         for name, at in generators:
             yield replace(self._job("generator", name, self._threads.generator.alone), address=at)
-        yield self._job("trainer", "trainer", self._threads.trainer.alone)
+        if not self._prepared.config.eval.only:
+            yield self._job("trainer", "trainer", self._threads.trainer.alone)
         for index in range(self._prepared.config.environment.workers):
             yield replace(self._job("environment", f"environment{index}", 1), generators=generators)
 

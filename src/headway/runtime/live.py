@@ -313,4 +313,5 @@ class LiveDriver:
         self._given = wanted
         for name in self._scheduler.state.replicas:
             self._links[name].send("threads", wanted[0])
-        self._links["trainer"].send("threads", wanted[1])
+        if "trainer" in self._links:  # a run that only evaluates has none
+            self._links["trainer"].send("threads", wanted[1])

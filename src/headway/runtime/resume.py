@@ -18,11 +18,14 @@ from headway.queue.state import ACTIVE, CARRIED
 from headway.runtime import directory, reserve, retention, snapshots
 from headway.runtime.job import checkpoint_dir, payload_dir
 from headway.runtime.life import Prepared, live, sweep
-from headway.runtime.train import model_directory, run_id, say_aside, scheduler_settings
+from headway.runtime.model import model_directory, say_aside
+from headway.runtime.sinks import with_sinks
+from headway.runtime.train import run_id, scheduler_settings
 from headway.runtime.view import open_view, say
 from headway.telemetry.journal import read_journal, truncate_torn_tail
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
+from headway.telemetry.tensorboard import require_tensorboard
 from headway.trainer.checkpoints import complete_checkpoints, find_checkpoint, read_checkpoint, step_of
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ class Stage:
     changes: list[Change]  # of this resume
     before: Config  # this resume
     idle: list[str]  # lines on settings without effect
+    earlier: list[Change]  # of earlier lives
 
 
 def resume(run_dir: Path, overrides: Sequence[str] = (), *, view: Choice | None = None) -> int:
@@ -64,6 +68,9 @@ def _resume(
     truncate_torn_tail(path)
     journal = read_journal(run_dir)
     stage = _stage(run_dir, journal, overrides)
+    shown = stage.config.telemetry
+    if shown.tensorboard:
+        require_tensorboard("telemetry.tensorboard")
     if killed is not None:
         sweep(stage.began, killed, run_dir)
         directory.bury(run_dir, killed)
@@ -120,7 +127,14 @@ def _resume(
             clock_offset_s=last_s,
             lineage=lineage,
             checkpoint=checkpoint,
-            view=open_view(view or stage.config.telemetry.view, run_dir.name, metrics, journal.header),
+            view=with_sinks(
+                open_view(view or shown.view, run_dir.name, metrics, journal.header),
+                shown,
+                run_dir,
+                metrics,
+                journal.header,
+            ),
+            earlier=(*stage.earlier, *stage.changes),
         )
     )
 
@@ -184,7 +198,7 @@ def _stage(run_dir: Path, journal: Journal, overrides: Sequence[str]) -> Stage:
     before, _ = change(path, earlier, ())
     config, changes = change(path, earlier, overrides)
     idle = idle_at_this_stage(config, path, earlier, overrides)
-    return Stage(config, began, changes, before, idle)
+    return Stage(config, began, changes, before, idle, earlier)
 
 
 def _edits(now: dict[str, Any], began: dict[str, Any]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,27 +10,37 @@ from typing import TYPE_CHECKING
 from headway.config.show import write_config
 from headway.core.clock import wall_time
 from headway.core.codec import to_plain
-from headway.core.errors import ModelError
 from headway.core.events import RunStarted
-from headway.models.checkpoint import resolve, verify
 from headway.models.load import model_facts
 from headway.queue.entry_settings import Source
 from headway.queue.scheduler import Scheduler
 from headway.queue.settings import SchedulerSettings, verify_places
 from headway.runtime import directory, reserve
 from headway.runtime.life import Prepared, live
-from headway.runtime.view import open_view, say
+from headway.runtime.preflight.checks import fast_part
+from headway.runtime.preflight.subject import Subject
+from headway.runtime.sinks import with_sinks
+from headway.runtime.view import View, open_view, say
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
+from headway.telemetry.tensorboard import require_tensorboard
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headway.config.compose import Config
+    from headway.config.model import ModelSettings
     from headway.telemetry.settings import Choice
 
 
-def train(config: Config, *, config_path: Path, view: Choice | None = None) -> int:
+def train(
+    config: Config, *, config_path: Path, overrides: Sequence[str] = (), view: Choice | None = None
+) -> int:
     """Run a new run to its end; return the exit code. `view` takes the place of `telemetry.view`.
+
+    What `headway check` looks at without a model or a sandbox is looked at first; `config` is what the other
+    two load to.
 
     Raises UserError for anything that the user can mend, before a process is started where possible.
     """
@@ -39,16 +48,36 @@ def train(config: Config, *, config_path: Path, view: Choice | None = None) -> i
     parent = Path(config.run.dir)
     if not config.run.name:
         name = directory.free_name(parent, name)
-    model_dir = model_directory(config)
-    config = _from_anywhere(config)
+    model_dir = fast_part(Subject(config, config_path, overrides))
+    if config.telemetry.tensorboard:
+        require_tensorboard("telemetry.tensorboard")
+    config = config_from_anywhere(config)
     run_dir = directory.create(parent, name)
     with directory.claimed(run_dir):
-        return _first_life(config, run_dir, model_dir, view or config.telemetry.view)
+        return first_life(config, run_dir, model_dir, view or config.telemetry.view)
 
 
-def _first_life(config: Config, run_dir: Path, model_dir: Path, view: Choice) -> int:
+def first_life(
+    config: Config,
+    run_dir: Path,
+    model_dir: Path,
+    view: Choice,
+    *,
+    subject: str = "",
+    aside: View | None = None,
+) -> int:
+    """Live the first life of a run in a directory that was made for it; return the exit code.
+
+    Args:
+        config: with absolute paths.
+        run_dir: the directory, claimed.
+        model_dir: the model, verified.
+        view: how progress is shown.
+        subject: what an evaluation measures, in words.
+        aside: a view that takes the place of `view`.
+    """
     reserve.take(run_dir)
-    say(f"run directory: {run_dir}")
+    (aside.say if aside is not None else say)(f"run directory: {run_dir}")
     write_config(config, run_dir / directory.CONFIG)
     settings, facts, lora = scheduler_settings(config), model_facts(model_dir), config.trainer
     header = new_header(
@@ -60,6 +89,7 @@ def _first_life(config: Config, run_dir: Path, model_dir: Path, view: Choice) ->
         lora_params=None if lora.full else facts.lora_params(lora.lora_rank, lora.lora_targets),
         usd_per_hour=config.run.usd_per_hour,
         peak_flops_per_s=config.telemetry.peak_flops_per_s,
+        subject=subject,
     )
     journal = JournalWriter(run_dir / directory.JOURNAL)
     journal.write_header(header)
@@ -78,39 +108,29 @@ def _first_life(config: Config, run_dir: Path, model_dir: Path, view: Choice) ->
             clock_offset_s=0.0,
             lineage=0,
             checkpoint=None,
-            view=open_view(view, run_dir.name, metrics, header),
+            view=aside
+            or with_sinks(
+                open_view(view, run_dir.name, metrics, header), config.telemetry, run_dir, metrics, header
+            ),
         )
     )
 
 
-def _from_anywhere(config: Config) -> Config:
+def config_from_anywhere(config: Config) -> Config:
     """Return the config with absolute paths, so that a resume may be started in another directory."""
-    model, sandbox = Path(config.model.path).expanduser(), config.sandbox.directory
-    if model.is_dir() or (model.suffix == ".gguf" and model.is_file()):
-        config = replace(config, model=replace(config.model, path=str(model.absolute())))
+    config, sandbox = replace(config, model=placed(config.model)), config.sandbox.directory
     if sandbox:
         sandbox = str(Path(sandbox).expanduser().absolute())
         config = replace(config, sandbox=replace(config.sandbox, directory=sandbox))
     return config
 
 
-def model_directory(config: Config) -> Path:
-    """Return the checkpoint of `model.path`, verified.
-
-    Raises ModelError when it is missing, incomplete or of an unknown family.
-    """
-    try:
-        path = resolve(config.model.path, progress=say_aside)
-        verify(path)
-    except ModelError as error:
-        error.key = error.key or "model.path"
-        raise
-    return path
-
-
-def say_aside(line: str) -> None:
-    """Print a line that is no part of the run's own output, which begins with the run directory."""
-    print(line, file=sys.stderr, flush=True)
+def placed(model: ModelSettings) -> ModelSettings:
+    """Return the settings with the absolute path of a model that is on this machine."""
+    path = Path(model.path).expanduser()
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+        return replace(model, path=str(path.absolute()))
+    return model
 
 
 def run_id(run_dir: Path) -> str:

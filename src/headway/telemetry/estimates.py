@@ -1,6 +1,7 @@
 """Estimates over tasks, with 95 % intervals. Tasks are the clusters: rollouts of one task are alike.
 
-Nothing here knows of runs; a test has the exact values. No interval is given where one task alone is known.
+Nothing here knows of runs; a test has the exact values. No interval is given where one task alone is known,
+nor for a mean of tasks that are all alike: a point would claim to be certain.
 
 - pass@k of a task with n rollouts, c of them solved: 1 - C(n - c, k) / C(n, k), unbiased (Chen et al. 2021,
   Evaluating Large Language Models Trained on Code). Over tasks: the mean.
@@ -81,9 +82,9 @@ def mean_estimate(tasks: Sequence[Sequence[float]]) -> Estimate | None:
         return None
     mean = math.fsum(value for values in known for value in values) / total
     num_tasks = len(known)
-    if num_tasks == 1:
-        return Estimate(mean, None, None, 1)
     squares = math.fsum((math.fsum(values) - mean * len(values)) ** 2 for values in known)
+    if num_tasks == 1 or not squares:
+        return Estimate(mean, None, None, num_tasks)
     half = Z * math.sqrt(num_tasks / (num_tasks - 1) * squares) / total
     return Estimate(mean, mean - half, mean + half, num_tasks)
 

@@ -154,7 +154,7 @@ def _doing(state: LiveState, now: float) -> tuple[str, str]:
     parts: list[str] = []
     if state.trainer:
         parts.append(f"{state.trainer} for {seconds(max(0.0, now - state.trainer_since))}")
-    elif state.evaluation is None:
+    elif state.evaluation is None and not metrics.facts.only_evaluates:
         parts.append("waiting for a batch")
     if state.evaluation is not None:
         done, all_ = state.evaluation.num_scored, state.evaluation.num_rollouts
@@ -166,6 +166,13 @@ def _doing(state: LiveState, now: float) -> tuple[str, str]:
 
 def _progress(state: LiveState, now: float, width: int) -> Line:
     limits, steps = state.metrics.facts, state.metrics.steps.steps_ended
+    if limits.only_evaluates:
+        done, every = (
+            (state.evaluation.num_scored, state.evaluation.num_rollouts) if state.evaluation else (0, 0)
+        )
+        counted = [Span(f"{done}/{every} rollouts")] if every else []
+        pieces = [*counted, Span(seconds(now)), *([Span(percent(done / every))] if every else [])]
+        return _with_bar(_fitted(_label("progress"), pieces, width), done / every if every else None, width)
     share = None
     if limits.stop_steps:
         share = min(1.0, steps / limits.stop_steps)
@@ -178,7 +185,12 @@ def _progress(state: LiveState, now: float, width: int) -> Line:
         pieces.append(Span(f"{at_most}{seconds(left)} left", "bold"))
     if share is None:
         return _fitted(_label("step"), pieces, width)
-    line = _fitted(_label("step"), [*pieces, Span(percent(share))], width)
+    return _with_bar(_fitted(_label("step"), [*pieces, Span(percent(share))], width), share, width)
+
+
+def _with_bar(line: Line, share: float | None, width: int) -> Line:
+    if share is None:
+        return line
     room = min(width - _length(line) - 2, _MOST_CURVE)
     if room >= _LEAST_CURVE:
         filled = int(room * share)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from headway.core.storage import size
+from headway.telemetry.disk import KINDS
 from headway.telemetry.live_state import WHERE, recent_rates
 from headway.telemetry.tails import Tails, ratio
-from headway.telemetry.text import figures, number, percent, seconds, size
+from headway.telemetry.text import figures, number, percent, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,13 +88,14 @@ def _rates(state: LiveState) -> Iterator[Fact]:
     yield Fact(80, "rates", pieces)
     if wait is None:
         return
+    ready = bool(state.trainer) and state.metrics.depth.signal.value >= state.batch_groups > 0
     slow, style = "neither", GOOD
     if state.setting("queue", "bound") == 0:
         slow, style = "both take turns", ""
+    elif ready or wait <= KEEPS_UP:
+        slow, style = "training", NOTABLE
     elif wait >= WAITS:
         slow, style = "generation", NOTABLE
-    elif wait <= KEEPS_UP or (state.trainer and state.metrics.depth.signal.value >= state.batch_groups > 0):
-        slow, style = "training", NOTABLE
     yield Fact(
         88, "bottleneck", [Span(slow, style), Span(f"waits {percent(wait)}"), Span(" of the trainer's time")]
     )
@@ -222,14 +225,14 @@ def _guard(state: LiveState) -> Iterator[Fact]:
 
 
 def _disk(state: LiveState) -> Iterator[Fact]:
-    """Yield what the driver measured of the disk: Stat keys that begin with `disk.`."""
-    pieces: list[Span] = []
-    for key, value in state.stats.items():
-        if key.startswith("disk."):
-            name = key.removeprefix("disk.").removesuffix("_bytes").replace("_", " ").replace(".", " ")
-            pieces.append(Span(f"{name} {size(value) if key.endswith('_bytes') else figures(value)}"))
-    if pieces:
-        yield Fact(20, "disk", pieces)
+    sizes = state.metrics.disk.newest
+    if not sizes:
+        return
+    taken = {kind: sizes.get(f"{kind}_bytes", 0.0) for kind in KINDS}
+    pieces = [Span(size(sum(taken.values())))]
+    if (free := sizes.get("free_bytes")) is not None:
+        pieces.append(Span(f"{size(free)} free", BAD if free < taken["checkpoints"] else ""))
+    yield Fact(20, "disk", [*pieces, *(Span(f"{kind} {size(taken[kind])}") for kind in KINDS if taken[kind])])
 
 
 def _rate(value: float | None) -> str:

@@ -70,7 +70,6 @@ class LiveState:
         lengths: sampled tokens of the newest finished train rollouts, and whether each was cut off.
         solved: whether the newest scored train rollouts solved their task.
         no_signal: whether the newest decided groups had advantages of 0 alone.
-        stats: newest value of every Stat key.
     """
 
     def __init__(self, metrics: RunMetrics, header: JournalHeader) -> None:
@@ -94,7 +93,6 @@ class LiveState:
         self.lengths: deque[tuple[int, bool]] = deque(maxlen=_RECENT)
         self.solved: deque[bool] = deque(maxlen=_RECENT)
         self.no_signal: deque[bool] = deque(maxlen=_RECENT)
-        self.stats: dict[str, float] = {}
         self._groups = (0, 0)  # decided, without signal: totals at the last record
         self._rewards: list[float | None] | None = None
         for change in metrics.settings_changed:  # in earlier lives
@@ -131,7 +129,8 @@ class LiveState:
     def num_workers(self) -> tuple[int, int]:
         """Workers that are ready, and workers that the run has."""
         replicas = self.setting("generator", "replicas", 1)
-        wanted = 1 + replicas + self.setting("environment", "workers", 1)
+        trainers = 0 if self.metrics.facts.only_evaluates else 1
+        wanted = trainers + replicas + self.setting("environment", "workers", 1)
         return len(self.workers) + self.replicas.num_up, wanted
 
     # --- what the journal tells
@@ -139,7 +138,6 @@ class LiveState:
     def feed(self, record: Entry | Stat) -> None:
         """Take the next record in; the metrics have it already."""
         if isinstance(record, Stat):
-            self.stats.update(record.values)
             return
         t, kind = record.t, type(record.event).__name__
         if not any(isinstance(note, notes.Ignored) and note.event == kind for note in record.notes):

@@ -11,6 +11,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from headway.core import commands, events, notes
+from headway.telemetry.eval_progress import EvalProgress
 from headway.telemetry.steps import StepRecord
 from headway.telemetry.text import figures, number, percent, seconds
 
@@ -81,9 +82,11 @@ class Progress:
         self._width = width
         self._columns: tuple[_Column, ...] = ()  # of the last header
         self._num_lines = 0
+        self._resuming = False  # what changes now, `headway resume` says itself
         self._new_eval: float | None = None
         self._last_warning: dict[str, str] = {}
         self._told = ""  # why the run is stopping
+        self._evaluation = EvalProgress() if metrics.facts.only_evaluates else None
 
     def after(self, entry: Entry) -> list[str]:
         """Return the lines for an entry that the metrics were just fed with."""
@@ -95,8 +98,15 @@ class Progress:
             lines.append(
                 f"resumed at step {entry.event.step}, {seconds(entry.event.spent_wall_s)} spent so far"
             )
+        elif isinstance(entry.event, events.SettingChanged) and not self._resuming:
+            lines.append(f"{entry.event.key} = {entry.event.value!r} from now on")
         elif isinstance(entry.event, events.CheckpointDone):
             lines.append(f"checkpoint of step {entry.event.step} saved in {seconds(entry.event.duration_s)}")
+        if self._evaluation is not None:
+            lines += self._evaluation.after(entry)
+        self._resuming = isinstance(entry.event, events.RunResumed) or (
+            self._resuming and isinstance(entry.event, events.SettingChanged)
+        )
         by_guard = any(isinstance(note, notes.GuardAlarm) for note in entry.notes)
         for note in entry.notes:
             lines += self._note(note, by_guard)
@@ -150,12 +160,15 @@ class Progress:
                 self._last_warning[note.code] = note.text
                 return [f"warning: {note.text}"]
             case notes.EvalStarted():
-                return [f"evaluating version {note.number} on up to {note.num_tasks} tasks"]
+                version = "" if self._evaluation is not None else f" version {note.number}"
+                return [f"evaluating{version} on up to {note.num_tasks} tasks"]
             case notes.EvalEnded():
-                return [self._evaluation(note)]
+                return [] if self._evaluation is not None and note.num_rollouts else [self._evaluated(note)]
             case notes.RolledBackTo():
                 return [self._rolled_back(note, by_guard)]
             case notes.Stopping(outcome="failed"):
+                return []
+            case notes.Stopping(outcome="evaluated"):
                 return []
             case notes.Stopping():
                 self._told = note.message
@@ -163,7 +176,7 @@ class Progress:
             case _:
                 return []
 
-    def _evaluation(self, note: notes.EvalEnded) -> str:
+    def _evaluated(self, note: notes.EvalEnded) -> str:
         failed = f", {note.num_failed} failed and not counted" if note.num_failed else ""
         if not note.num_rollouts:
             return f"evaluation of version {note.number}: no rollout could be scored{failed}"

@@ -32,7 +32,7 @@ class ReplicaLoads:
         return sum(load.up for load in self.by_name.values())
 
     def feed(self, event: events.Event) -> None:
-        """Take an event in; those of an earlier epoch change nothing."""
+        """Take an event in; one of an earlier epoch, or of a replica that is lost, changes nothing."""
         match event:
             case events.ReplicaJoined():
                 self.by_name[event.replica] = Load(event.epoch, event.number)
@@ -51,4 +51,4 @@ class ReplicaLoads:
 
     def _load(self, replica: str, epoch: int) -> Load | None:
         load = self.by_name.get(replica)
-        return load if load is not None and load.epoch == epoch else None
+        return load if load is not None and load.epoch == epoch and load.up else None

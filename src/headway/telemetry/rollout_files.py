@@ -15,7 +15,7 @@ from headway.telemetry.whole_file import whole_file
 
 STDOUT = "-"
 _ROW_GROUP_ROWS = 1024
-_ROW_GROUP_TOKENS = 1 << 20  # of a row group, which is what is held in memory
+_ROW_GROUP_TOKENS = 1 << 18  # of a row group, which is what is held in memory
 
 
 def write_jsonl(rows: Iterable[dict[str, Any]], target: str) -> int:

@@ -44,7 +44,7 @@ _COLUMNS = (
     _Column("advantage", lambda r: _signed(r.advantage), right=True, leaves=6),
     _Column("tokens", lambda r: f"{r.num_tokens:,}", right=True),
     _Column("turns", lambda r: str(r.num_turns), right=True, leaves=2),
-    _Column("step", lambda r: _whole(r.step), right=True),
+    _Column("step", lambda r: _whole(r.step), right=True, leaves=7),
     _Column("stale", lambda r: _whole(r.token_staleness), right=True, leaves=5),
     _Column("fate", lambda r: r.state),
     _Column("time", lambda r: seconds(r.duration_s), right=True, leaves=4),

@@ -29,3 +29,8 @@ class TelemetrySettings:
         "the lines alone. auto: live, but lines in a notebook and where TERM is dumb. What is no terminal "
         "gets lines in any case.",
     )
+    tensorboard: bool = setting(
+        False,
+        "Write scalars for TensorBoard into the run's directory, tensorboard/, while it goes on. Needs the "
+        "extra headway[tensorboard].",
+    )

@@ -59,15 +59,3 @@ def sparkline(values: Sequence[float | None], width: int = 60) -> str:
         " " if value is None else _BARS[round(top * (value - low) / span) if span else top // 2]
         for value in means
     )
-
-
-def size(num_bytes: float | None) -> str:
-    """Return a number of bytes with its unit, such as 512 B, 1.4 GB."""
-    if num_bytes is None or not math.isfinite(num_bytes):
-        return UNKNOWN
-    value, units = num_bytes, ("B", "kB", "MB", "GB", "TB", "PB")
-    for unit in units:
-        if abs(value) < 999.5 or unit == units[-1]:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
-        value /= 1000.0
-    raise AssertionError("the last unit takes everything")

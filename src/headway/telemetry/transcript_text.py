@@ -157,7 +157,7 @@ def _fate(item: Plain) -> str:
         parts.append(f"staleness {', '.join(told)}" if told else "")
         parts.append(f"weight {figures(item['weight'])}" if item["weight"] not in (None, 1.0) else "")
         masked = item["num_masked_tokens"]
-        parts.append(f"{masked} tokens left out for their age" if masked else "")
+        parts.append(f"{_count(masked, 'token')} left out for their age" if masked else "")
     if item["environment_staleness"]:
         parts.append(f"acted on a sandbox {item['environment_staleness']} steps old")
     versions = [_version(span) for span in item["spans"]]

@@ -7,27 +7,20 @@ caller hands it whole batches. One batch is one optimizer step; micro-batches on
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError
 
-from headway.algorithms.advantages import load_advantage
-from headway.algorithms.corrections import load_correction
-from headway.algorithms.losses import load_loss
-from headway.algorithms.losses.apply import LossInputs, apply_loss
 from headway.core.errors import HeadwayError
 from headway.core.protocols import StepResult
 from headway.core.storage import disk_full, is_full, no_room
 from headway.trainer import checkpoints
-from headway.trainer.batch_wide import BatchWide, batch_advantages, kept_tokens
-from headway.trainer.packing import num_positions, pack
+from headway.trainer.passes import Passes, Version
 from headway.trainer.policy import TrainedPolicy
 from headway.trainer.schedule import learning_rate
-from headway.trainer.sequences import build_sequences, count, fetch_rows
-from headway.trainer.sums import BatchSums
+from headway.trainer.sequences import fetch_rows
 from headway.weights.manifest import read_manifest
 from headway.weights.publish import version_name, write_adapter, write_full
 
@@ -39,9 +32,10 @@ if TYPE_CHECKING:
 
     from headway.algorithms.settings import AlgorithmSettings
     from headway.core.commands import Row
-    from headway.trainer.packing import PackedRow
-    from headway.trainer.sequences import FetchedRow, TrainSequence
+    from headway.trainer.batch_wide import BatchWide
+    from headway.trainer.sequences import FetchedRow
     from headway.trainer.settings import TrainerSettings
+    from headway.trainer.sums import BatchSums
 
 MAX_NONFINITE_STEPS = 3  # in a row
 _STATE = "trainer.pt"
@@ -78,10 +72,6 @@ class LocalTrainer:
         self._threads = settings.threads
         self._take_threads()
         self._settings = settings
-        self._algorithm = algorithm
-        self._advantage = load_advantage(algorithm)
-        self._loss = load_loss(algorithm)
-        self._correction = load_correction(algorithm)
         self._payload_dir = payload_dir
         self._weights_dir = weights_dir
         self._checkpoint_dir = checkpoint_dir
@@ -91,6 +81,7 @@ class LocalTrainer:
         if algorithm.kl_coef > 0:
             with self._policy.as_reference():  # a reference that is not there is found out now
                 pass
+        self._passes = Passes(self._policy, settings, algorithm, self._take_threads)
         self._optimizer = torch.optim.AdamW(
             self._policy.trainable().values(),
             lr=settings.learning_rate,
@@ -120,7 +111,7 @@ class LocalTrainer:
         """
         fetched = self._fetch(rows)
         self.zero_grad()
-        sums = self._forward_backward(fetched, self._batch_wide(fetched))
+        sums = self._forward_backward(fetched, self._passes.batch_wide(fetched, self._version))
         metrics = sums.metrics() | self.optim_step(lr_scale)
         if (num := self._num_nonfinite) > MAX_NONFINITE_STEPS:
             names = ", ".join(row.rollout for row in rows[:8])
@@ -141,12 +132,12 @@ class LocalTrainer:
             with self._policy.as_reference():
                 return self.forward(rows)
         fetched = self._fetch(rows)
-        flat = iter(self._logprobs(self._sequences(fetched, BatchWide(count(fetched)))))
+        flat = iter(self._passes.logprobs(fetched, self._version))
         return [[next(flat) for _ in item.samples] for item in fetched]
 
     def batch_wide(self, rows: Sequence[Row]) -> BatchWide:
         """Return what only a whole optimizer batch tells: denominators and the batch-wide halves' answers."""
-        return self._batch_wide(self._fetch(rows))
+        return self._passes.batch_wide(self._fetch(rows), self._version)
 
     def forward_backward(self, rows: Sequence[Row], wide: BatchWide) -> BatchSums:
         """Add the gradient of a part of a batch; parts in any split and order add up to the whole's."""
@@ -295,6 +286,18 @@ class LocalTrainer:
         self._lineage = None
         self.zero_grad()
 
+    @property
+    def _version(self) -> Version:
+        return Version(self._steps, self._lineage)
+
+    def _fetch(self, rows: Sequence[Row]) -> list[FetchedRow]:
+        return fetch_rows(rows, self._payload_dir, self._policy.vocab)
+
+    def _forward_backward(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> BatchSums:
+        sums = self._passes.forward_backward(fetched, wide, self._version)
+        self._loss_sum += sums.loss
+        return sums
+
     def set_threads(self, num_threads: int) -> None:
         """Compute with this many CPU threads from the next micro-batch on; callable from any thread."""
         self._threads = num_threads
@@ -303,72 +306,6 @@ class LocalTrainer:
         """Set the thread count in the computing thread, where alone it has an effect."""
         if self._threads and self._threads != torch.get_num_threads():
             torch.set_num_threads(self._threads)
-
-    def _fetch(self, rows: Sequence[Row]) -> list[FetchedRow]:
-        return fetch_rows(rows, self._payload_dir, self._policy.vocab)
-
-    def _sequences(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> list[TrainSequence]:
-        return build_sequences(
-            fetched,
-            wide.denominators,
-            self._algorithm,
-            steps=self._steps,
-            lineage=self._lineage,
-            advantages=wide.advantages,
-            keep=wide.keep,
-        )
-
-    def _logprobs(self, sequences: Sequence[TrainSequence]) -> list[Tensor]:
-        """Return log-probs of each sequence's trained tokens, without a gradient, [k]."""
-        found: dict[int, Tensor] = {}
-        with torch.no_grad():
-            for row in pack(sequences, self._settings.micro_batch_tokens):
-                self._take_threads()
-                logp, _ = self._policy.logprobs(row)
-                found |= dict(zip(row.members, logp.split(row.lengths), strict=True))
-        return [found.get(index, torch.empty(0)) for index in range(len(sequences))]
-
-    def _batch_wide(self, fetched: Sequence[FetchedRow]) -> BatchWide:
-        wide = BatchWide(count(fetched))
-        if self._advantage.batch is not None:
-            sequences = self._sequences(fetched, wide)
-            found = batch_advantages(self._advantage.batch, fetched, sequences, self._algorithm)
-            wide = replace(wide, advantages=found)
-        if self._loss.batch is not None:
-            sequences = self._sequences(fetched, wide)
-            logps, anchored = self._logprobs(sequences), self._correction is None
-            kept = kept_tokens(self._loss.batch, fetched, sequences, logps, anchored, self._algorithm)
-            wide = replace(wide, keep=kept)
-        return wide
-
-    def _forward_backward(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> BatchSums:
-        sequences = self._sequences(fetched, wide)
-        sums = BatchSums(num_unshared_tokens=sum(map(num_positions, sequences)))
-        for row in pack(sequences, self._settings.micro_batch_tokens):
-            self._take_threads()
-            reference = self._reference_logprobs(row)
-            logp, entropy = self._policy.logprobs(row)
-            inputs = LossInputs(
-                logp,
-                row.behaviour_logp.to(logp.dtype),
-                row.advantages.to(logp.dtype),
-                row.weights.to(logp.dtype),
-                row.sequences,
-                row.keep,
-                reference,
-            )
-            output = apply_loss(self._loss, inputs, self._algorithm, self._correction)
-            output.total.backward()
-            sums.add(row, output, logp.detach(), entropy)
-        self._loss_sum += sums.loss
-        return sums
-
-    def _reference_logprobs(self, row: PackedRow) -> Tensor | None:
-        """Return what the KL penalty needs, None where there is none."""
-        if self._algorithm.kl_coef == 0:
-            return None
-        with torch.no_grad(), self._policy.as_reference():
-            return self._policy.logprobs(row)[0]
 
 
 def _copied(value: Any) -> Any:

@@ -13,7 +13,6 @@ from headway.telemetry.page.traces import (
     QUIET,
     SECOND,
     THIRD,
-    Axes,
     Trace,
     plain_figure,
 )
@@ -22,6 +21,7 @@ from headway.telemetry.tails import ratio
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headway.telemetry.page.axes import Axes
     from headway.telemetry.page.collect import PageData
     from headway.telemetry.steps import StepRecord
 
@@ -51,8 +51,8 @@ def staleness(data: PageData, axes: Axes, summary: dict[str, Any]) -> list[Plot]
 def _rates(records: Sequence[StepRecord], axes: Axes) -> Plot | None:
     xs: list[float] = [record.step for record in records]
     traces = [
-        axes.curve("made (generator)", xs, [record.production_per_s for record in records], ACCENT),
-        axes.curve("used while computing (trainer)", xs, [r.consumption_per_s for r in records], SECOND),
+        *axes.curve("made (generator)", xs, [record.production_per_s for record in records], ACCENT),
+        *axes.curve("used while computing (trainer)", xs, [r.consumption_per_s for r in records], SECOND),
     ]
     figure = axes.over_steps(traces, yaxis={"rangemode": "tozero"})
     if figure is None:
@@ -100,10 +100,10 @@ def depth(data: PageData, axes: Axes) -> Plot | None:
     """Return how many groups were on their way."""
     times = axes.times(data.depth_t)
     traces = [
-        axes.curve("on their way", times, data.depth_all, ACCENT, shape="hv"),
-        axes.curve("waiting with signal", times, data.depth_signal, SECOND, shape="hv"),
+        *axes.level("on their way", times, data.depth_all, ACCENT),
+        *axes.level("waiting with signal", times, data.depth_signal, SECOND),
     ]
-    if traces[0] is None:
+    if not traces:
         return None
     end = times[-1]
     for name, color, field in (("most allowed", BAD, "most"), ("one batch", THIRD, "batch")):
@@ -132,14 +132,16 @@ def _staleness_over_steps(data: PageData, axes: Axes) -> Plot | None:
         for record in records
     ]
     traces = [
-        axes.curve("tokens, mean", xs, [record.staleness_mean for record in records], ACCENT),
-        axes.curve("tokens, oldest", xs, [r.staleness_max for r in records], SECOND, shape="hv"),
-        axes.curve("rollouts from their start, mean", xs, trajectory, FOURTH, dash="dot"),
+        *axes.curve("tokens, mean", xs, [record.staleness_mean for record in records], ACCENT),
+        *axes.curve(
+            "tokens, oldest", xs, [r.staleness_max for r in records], SECOND, shape="hv", long="extremes"
+        ),
+        *axes.curve("rollouts from their start, mean", xs, trajectory, FOURTH, dash="dot", long="means"),
     ]
     bound = data.metrics.facts.bound
     if bound is not None and xs:
         traces.append(_limit("bound", [xs[0], xs[-1]], [bound, bound], BAD))
-    figure = axes.over_steps(traces, yaxis={"rangemode": "tozero"}) if traces[0] else None
+    figure = axes.over_steps(traces, yaxis={"rangemode": "tozero"}) if len(traces) > 1 else None
     caption = "Age of what each step trained. Nothing above the bound reaches the gradient."
     return None if figure is None else Plot("staleness", "Staleness over steps", "steps", caption, figure)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from headway.telemetry.page.axes import DOTS, Axes
 from headway.telemetry.page.parts import Plot
 from headway.telemetry.page.thin import known, smoothed
-from headway.telemetry.page.traces import ACCENT, DOTS, FOURTH, QUIET, SECOND, Axes
+from headway.telemetry.page.traces import ACCENT, FOURTH, QUIET, SECOND
 
 if TYPE_CHECKING:
     from headway.telemetry.page.collect import PageData
@@ -35,10 +36,15 @@ def _reward(data: PageData, axes: Axes, over: str) -> Plot | None:
         figure_of = axes.over_time
     xs, ys = known(xs, [record.reward for record in records])
     smooth = len(ys) >= _MIN_SMOOTHED
+    raw: dict[str, Any] = {"width": 1, "opacity": 0.7, "long": "extremes"} if smooth else {}
     traces = [
-        axes.curve("train, each step", xs, ys, QUIET if smooth else ACCENT, width=1 if smooth else 1.8),
-        axes.curve("train, trailing mean", xs, smoothed(ys), ACCENT, width=2.4) if smooth else None,
-        axes.curve("eval", at, [point.reward for point in evals], SECOND, **DOTS),
+        *axes.curve("train, each step", xs, ys, QUIET if smooth else ACCENT, **raw),
+        *(
+            axes.curve("train, trailing mean", xs, smoothed(ys), ACCENT, width=2.4, long="means")
+            if smooth
+            else ()
+        ),
+        *axes.curve("eval", at, [point.reward for point in evals], SECOND, **DOTS),
     ]
     figure = figure_of(traces)
     if figure is None:
@@ -62,9 +68,9 @@ def _pass(data: PageData, axes: Axes) -> Plot | None:
         several.append(bucket.num_any_solved / bucket.num_groups if bucket and bucket.num_groups else None)
     none: list[float | None] = [record.no_signal_fraction for record in records]
     traces = [
-        axes.curve("pass@1", xs, one, ACCENT),
-        axes.curve(f"pass@{_group_size(data)}", xs, several, FOURTH),
-        axes.curve("groups without signal", xs, none, QUIET, dash="dot"),
+        *axes.curve("pass@1", xs, one, ACCENT, long="means"),
+        *axes.curve(f"pass@{_group_size(data)}", xs, several, FOURTH, long="means"),
+        *axes.curve("groups without signal", xs, none, QUIET, dash="dot", long="means"),
     ]
     figure = axes.over_steps(traces, **_SHARE)
     if figure is None:
@@ -79,11 +85,11 @@ def _pass(data: PageData, axes: Axes) -> Plot | None:
 def _evals(data: PageData, axes: Axes) -> Plot | None:
     evals = data.metrics.steps.evals
     xs: list[float] = [point.step for point in evals]
-    traces = [axes.curve("pass@1", xs, [point.pass_at_1 for point in evals], ACCENT, **DOTS)]
+    traces = axes.curve("pass@1", xs, [point.pass_at_1 for point in evals], ACCENT, **DOTS)
     most = max((point.n for point in evals), default=1)
     if most > 1:
         name = f"pass@{most}"
-        traces.append(axes.curve(name, xs, [point.pass_at_n for point in evals], FOURTH, **DOTS))
+        traces.extend(axes.curve(name, xs, [point.pass_at_n for point in evals], FOURTH, **DOTS))
     figure = axes.over_steps(traces, **_SHARE)
     if figure is None:
         return None

@@ -61,7 +61,8 @@
   function draw(id) {
     var style = getComputedStyle(root), figure = colored(figures[id], "", style), element = document.getElementById(id);
     var layout = merged(base(style), figure.layout);
-    if (!layout.showlegend && !layout.annotations) layout.margin.t = 12;
+    if (layout.annotations) layout.legend.y = 1.09;  // above the marks
+    layout.margin.t = (layout.showlegend ? 30 : 12) + (layout.annotations ? 16 : 0);
     if (figure.height) layout.height = figure.height;
     if (printing) {
       layout.width = element.closest(".wide") ? 670 : 325;

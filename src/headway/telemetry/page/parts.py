@@ -55,7 +55,6 @@ class Section:
 
     id: str
     title: str
-    lead: str = ""  # one sentence above the plots
     plots: list[Plot] = field(default_factory=list[Plot])
     tables: list[Table] = field(default_factory=list[Table])
     lines: list[str] = field(default_factory=list[str])  # sentences below
@@ -63,7 +62,7 @@ class Section:
     @property
     def is_empty(self) -> bool:
         """Say whether there is nothing to show."""
-        return not (self.lead or self.plots or self.tables or self.lines)
+        return not (self.plots or self.tables or self.lines)
 
 
 @dataclass(frozen=True, slots=True)

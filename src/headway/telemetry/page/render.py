@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from headway.core.errors import UserError
+from headway.telemetry.page.axes import SYMBOLS, Axes
 from headway.telemetry.page.sections import sections
-from headway.telemetry.page.thin import MAX_POINTS
+from headway.telemetry.page.thin import MAX_MEANS, MAX_POINTS
 from headway.telemetry.page.tiles import STATES, tiles
-from headway.telemetry.page.traces import Axes, symbol_of
 from headway.telemetry.page.transcripts import Transcript, views
 from headway.telemetry.text import seconds
 
@@ -58,7 +58,7 @@ def render(
     figures = {f"plot-{plot.id}": plot.figure for section in (*before, *after) for plot in section.plots}
     scripts = [_own("theme.js"), plotly_js(), _own("page.js")]
     template = _templates().get_template("page.jinja")
-    return template.render(
+    page = template.render(
         name=name,
         outcome=summary["outcome"],
         header=data.header,
@@ -74,7 +74,9 @@ def render(
         policy=_policy(scripts),
         figures=_as_json(figures),
         has_plots=bool(figures),
+        num_steps=summary["steps"],
     )
+    return page.lstrip()
 
 
 @cache
@@ -120,7 +122,7 @@ def _navigation(before: list[Section], after: list[Section], has_transcripts: bo
 def _marks(axes: Axes) -> list[tuple[str, str, str]]:
     """Return what the symbols in the plots mean, those that occur: (kind, symbol, meaning)."""
     kinds = {mark.kind for mark in axes.marks}
-    return [(kind, symbol_of(kind), text) for kind, text in _MARKS.items() if kind in kinds]
+    return [(kind, SYMBOLS[kind], text) for kind, text in _MARKS.items() if kind in kinds]
 
 
 def _notes(data: PageData, axes: Axes) -> list[str]:
@@ -128,8 +130,9 @@ def _notes(data: PageData, axes: Axes) -> list[str]:
     lines = [f"Derived from the journal up to {seconds(data.metrics.now)} of run time."]
     if axes.thinned:
         lines.append(
-            f"Long curves are thinned to at most {MAX_POINTS:,} points: the lowest and the highest of each "
-            "stretch, so that spikes stay; stacked areas and percentiles are of each stretch as a whole."
+            f"Long curves (above {MAX_MEANS} points): the line is the mean of each stretch, and the pale one "
+            f"behind it runs through its lowest and highest, at most {MAX_POINTS:,} points. Areas, "
+            "percentiles and depth are of each stretch as a whole."
         )
     if axes.num_left_out:
         lines.append(f"{axes.num_left_out:,} marks are left out of the plots; the tables list them.")

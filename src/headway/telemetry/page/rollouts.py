@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from headway.telemetry.metrics import LATENCY_PARTS
 from headway.telemetry.page.parts import Plot
-from headway.telemetry.page.thin import MAX_BARS, MAX_POINTS, rounded, stretches
+from headway.telemetry.page.thin import MAX_BARS, MAX_MEANS, rounded, stretches
 from headway.telemetry.page.traces import (
     ACCENT,
     FOURTH,
     QUIET,
     SECOND,
-    Axes,
     Trace,
     histogram_bars,
     plain_figure,
@@ -20,6 +19,7 @@ from headway.telemetry.page.traces import (
 from headway.telemetry.tails import Tails
 
 if TYPE_CHECKING:
+    from headway.telemetry.page.axes import Axes
     from headway.telemetry.page.collect import PageData
 
 _TAILS = (
@@ -72,14 +72,18 @@ def _tails(data: PageData, axes: Axes, what: str, title: str, unit: str) -> Plot
     numbers = sorted(number for number, bucket in data.buckets.items() if bucket.tokens)
     xs: list[float] = []
     series: dict[str, list[float | None]] = {name: [] for name, _, _ in _TAILS}
-    for start, end in stretches(len(numbers), MAX_POINTS):
+    for start, end in stretches(len(numbers), MAX_MEANS):
         some = numbers[start:end]
         summary = Tails(value for number in some for value in getattr(data.buckets[number], what)).summary()
         xs.append(some[-1])
         for name, values in series.items():
             values.append(summary[name])
-    axes.thinned = axes.thinned or len(numbers) > MAX_POINTS
-    traces = [axes.curve(name, xs, series[name], color, dash=dash) for name, color, dash in _TAILS]
+    axes.thinned = axes.thinned or len(numbers) > MAX_MEANS
+    traces = [
+        trace
+        for name, color, dash in _TAILS
+        for trace in axes.curve(name, xs, series[name], color, dash=dash, long="extremes")
+    ]
     figure = axes.over_steps(traces, yaxis={"rangemode": "tozero"})
     if figure is None:
         return None
@@ -97,7 +101,7 @@ def _histogram(data: PageData, what: str, title: str, caption: str) -> Plot | No
     axis = what.replace("_", " ")
     ticks = {"dtick": 1} if trace is not None and len(trace["x"]) <= _MAX_TICKS else {}
     figure = plain_figure(
-        [trace],
+        [trace] if trace is not None else [],
         axis,
         xaxis=ticks,
         bargap=0.05,
@@ -114,8 +118,8 @@ def _truncated(data: PageData, axes: Axes) -> Plot | None:
     if not any(record.truncated_fraction for record in records):
         return None
     xs: list[float] = [record.step for record in records]
-    trace = axes.curve("cut off", xs, [record.truncated_fraction for record in records], ACCENT)
-    figure = axes.over_steps([trace], yaxis={"tickformat": ".0%", "rangemode": "tozero"})
+    traces = axes.curve("cut off", xs, [record.truncated_fraction for record in records], ACCENT)
+    figure = axes.over_steps(traces, yaxis={"tickformat": ".0%", "rangemode": "tozero"})
     if figure is None:
         return None
     caption = (

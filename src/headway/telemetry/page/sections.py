@@ -12,8 +12,8 @@ from headway.telemetry.report_tasks import acceptance_line, oversampling_lines, 
 from headway.telemetry.text import number, percent
 
 if TYPE_CHECKING:
+    from headway.telemetry.page.axes import Axes
     from headway.telemetry.page.collect import PageData
-    from headway.telemetry.page.traces import Axes
 
 Summary = Mapping[str, Any]
 _IN_TABLES = ("levels:", "sources:")  # lines that say what a table shows
@@ -23,43 +23,32 @@ def sections(
     data: PageData, summary: Summary, axes: Axes, settings: list[SettingRow]
 ) -> tuple[list[Section], list[Section]]:
     """Return the sections before and after the transcripts, without those that have no content."""
+    learned, flowed = learning.plots(data, axes), flow.rates(data, axes)
+    old, long, taught = (
+        flow.staleness(data, axes, dict(summary)),
+        rollouts.lengths(data, axes),
+        trainer.loss(data, axes),
+    )
+    task_notes = [line for line in task_lines(summary) if not line.startswith(_IN_TABLES)]
+    slowest = [*tables.latency(summary), *tables.slowest_rollouts(data), *tables.slowest_starts(data)]
+    entering = [*oversampling_lines(summary), *acceptance_line(summary)]
     before = [
         Section(
-            "learning", "Learning", "", learning.plots(data, axes), tables.tasks(summary), task_lines(summary)
+            "learning", "Learning", _balanced(learned, "reward-steps"), tables.tasks(summary), task_notes
         ),
-        Section("flow", "Generator and trainer", "", _balanced(flow.rates(data, axes), "depth")),
-        Section(
-            "staleness", "Staleness", "", _balanced(flow.staleness(data, axes, dict(summary)), "staleness")
-        ),
-        Section(
-            "lengths", "Lengths and tool calls", "", _balanced(rollouts.lengths(data, axes), "truncated")
-        ),
-        Section(
-            "time",
-            "Where time went",
-            "",
-            rollouts.latency(data),
-            [*tables.latency(summary), *tables.slowest_rollouts(data), *tables.slowest_starts(data)],
-            _time_lines(summary),
-        ),
-        Section(
-            "discards",
-            "Discards",
-            "",
-            [],
-            tables.discards(summary),
-            [*oversampling_lines(summary), *acceptance_line(summary)],
-        ),
-        Section(
-            "trainer", "Trainer", "", _balanced(trainer.loss(data, axes), ""), [], _trainer_lines(summary)
-        ),
-        Section("cost", "Cost", "", trainer.cost(data, axes)),
-        Section("changes", "Changes and alarms", "", [], tables.changes(data)),
-        Section("warnings", "Warnings", "", [], tables.warnings(summary)),
+        Section("flow", "Generator and trainer", _balanced(flowed, "depth")),
+        Section("staleness", "Staleness", _balanced(old, "staleness")),
+        Section("lengths", "Lengths and tool calls", _balanced(long, "truncated")),
+        Section("time", "Where time went", rollouts.latency(data), slowest, _time_lines(summary)),
+        Section("discards", "Discards", [], tables.discards(summary), entering),
+        Section("trainer", "Trainer", _balanced(taught, ""), [], _trainer_lines(summary)),
+        Section("cost", "Cost", trainer.cost(data, axes)),
+        Section("changes", "Changes and alarms", [], tables.changes(data)),
+        Section("warnings", "Warnings", [], tables.warnings(summary)),
     ]
     after = [
-        Section("config", "Config", "", [], tables.settings(settings)),
-        Section("versions", "Versions and model", "", [], tables.versions(data)),
+        Section("config", "Config", [], tables.settings(settings)),
+        Section("versions", "Versions and model", [], tables.versions(data)),
     ]
     return [s for s in before if not s.is_empty], [s for s in after if not s.is_empty]
 

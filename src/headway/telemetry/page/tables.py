@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.telemetry.ledger import FATES, KEPT
+from headway.telemetry.page.axes import SYMBOLS
 from headway.telemetry.page.collect import SlowRollout, SlowStart
 from headway.telemetry.page.parts import Cell, SettingRow, Table
 from headway.telemetry.page.rollouts import label_of
-from headway.telemetry.page.traces import symbol_of
 from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def versions(data: PageData) -> list[Table]:
 
 
 def _event(mark: Mark) -> tuple[str, ...]:
-    return f"{symbol_of(mark.kind)} {mark.kind}", mark.text, figures(int(mark.step)), seconds(mark.t)
+    return f"{SYMBOLS[mark.kind]} {mark.kind}", mark.text, f"{int(mark.step):,}", seconds(mark.t)
 
 
 def _value(value: object) -> str:

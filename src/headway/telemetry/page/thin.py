@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MAX_POINTS = 1000  # of a curve
+MAX_MEANS = 400  # points of a line of means: about one each pixel
 MAX_BARS = 60  # of a bar chart over steps
 _SMOOTH_SHARE = 20  # a smoothed curve's window is this part of the points
 
@@ -27,6 +28,39 @@ def extremes(values: Sequence[float], most: int = MAX_POINTS) -> list[int]:
         kept.add(min(inside, key=values.__getitem__))
         kept.add(max(inside, key=values.__getitem__))
     return sorted(kept)
+
+
+def means(xs: Sequence[float], ys: Sequence[float], most: int = MAX_MEANS) -> tuple[list[float], list[float]]:
+    """Return middle and mean of each of at most `most` stretches."""
+    middles: list[float] = []
+    values: list[float] = []
+    for start, end in stretches(len(ys), most):
+        middles.append((xs[start] + xs[end - 1]) / 2)
+        values.append(math.fsum(ys[start:end]) / (end - start))
+    return middles, values
+
+
+def level_means(
+    times: Sequence[float], values: Sequence[float], most: int = MAX_MEANS
+) -> tuple[list[float], list[float]]:
+    """Return middle and time-weighted mean of equal stretches of time.
+
+    Args:
+        times: when each value began, ascending; the last one only ends the one before.
+        values: in force until the next one.
+        most: stretches.
+    """
+    start, width = times[0], (times[-1] - times[0]) / most
+    if width <= 0.0:
+        return [times[-1]], [values[-1]]
+    areas = [0.0] * most
+    for at in range(len(times) - 1):
+        left, right = times[at], times[at + 1]
+        first, last = int((left - start) / width), min(most - 1, int((right - start) / width))
+        for place in range(min(first, most - 1), last + 1):
+            inside = min(right, start + (place + 1) * width) - max(left, start + place * width)
+            areas[place] += max(0.0, inside) * values[at]
+    return [start + (place + 0.5) * width for place in range(most)], [area / width for area in areas]
 
 
 def stretches(count: int, most: int) -> Iterator[tuple[int, int]]:

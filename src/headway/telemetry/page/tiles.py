@@ -51,7 +51,8 @@ def _outcome(summary: Summary, state: str) -> Tile:
 def _progress(data: PageData, summary: Summary) -> Tile:
     limit = data.metrics.facts.stop_steps
     steps = f"{summary['steps']:,}" + (f" / {limit:,}" if limit else "")
-    lives = f", resumed {summary['num_resumes']} times" if summary["num_resumes"] else ""
+    resumes = summary["num_resumes"]
+    lives = f", {resumes} resume{'s' if resumes > 1 else ''}" if resumes else ""
     note = f"in {seconds(summary['wall_s'])}, {summary['num_rollouts']:,} train rollouts{lives}"
     return Tile("Steps", steps, note)
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.telemetry.page.parts import Plot
-from headway.telemetry.page.traces import ACCENT, SECOND, Axes
+from headway.telemetry.page.traces import ACCENT, SECOND
 
 if TYPE_CHECKING:
+    from headway.telemetry.page.axes import Axes
     from headway.telemetry.page.collect import PageData
     from headway.telemetry.steps import StepRecord
 
@@ -97,8 +98,9 @@ def _loss_plot(curves: _Curves, records: list[StepRecord], axes: Axes) -> Plot |
         return None
     log = curves.log and all(value > 0 for value in values)
     traces = [
-        axes.curve(label, xs, series[name], color)
+        trace
         for (name, label), color in zip(curves.names, _COLORS, strict=False)
+        for trace in axes.curve(label, xs, series[name], color)
         if any(series[name]) or curves.names[0][0] == name
     ]
     axis = {"type": "log", "dtick": "D2", "exponentformat": "e"} if log else {"exponentformat": "e"}
@@ -124,11 +126,11 @@ def cost(data: PageData, axes: Axes) -> list[Plot]:
         per_mtok.append(1e6 * spent / tokens if tokens and spent is not None else None)
     xs = axes.times(times)
     plots: list[Plot] = []
-    spent_curve = axes.over_time([axes.curve("spent", xs, usd, ACCENT)], yaxis={"rangemode": "tozero"})
+    spent_curve = axes.over_time(axes.curve("spent", xs, usd, ACCENT), yaxis={"rangemode": "tozero"})
     if spent_curve is not None:
         caption = "The machine's price times run time, at the end of each step."
         plots.append(Plot("cost-usd", "Spent", "USD", caption, spent_curve))
-    mtok_curve = axes.over_time([axes.curve("USD / Mtok", xs, per_mtok, ACCENT)])
+    mtok_curve = axes.over_time(axes.curve("USD / Mtok", xs, per_mtok, ACCENT))
     if mtok_curve is not None:
         caption = "All that was spent so far by all tokens that the loss had counted so far."
         title = "Price of a million trained tokens"

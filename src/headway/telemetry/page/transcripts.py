@@ -11,7 +11,7 @@ from typing import Any
 
 from headway.telemetry.text import figures, number
 
-MAX_CHARACTERS = 20_000  # of one branch; its middle is left out
+MAX_CHARACTERS = 21_000  # of one branch; its middle is left out
 MAX_BRANCHES = 4  # of one rollout
 _KINDS = ("trained", "sampled", "masked", "left_out")
 

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from headway.core.errors import UserError
+from headway.telemetry.whole_file import whole_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,15 +43,12 @@ def write_page(path: Path, page: str) -> int:
     Raises UserError when the file cannot be written, and leaves what was there.
     """
     data = page.encode("utf-8", "backslashreplace")
-    temporary = path.with_name(f"{path.name}.new")
     try:
-        with temporary.open("wb") as file:
+        with whole_file(path) as partial, partial.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(
             f"the report cannot be written: {error.strerror}",
             value=str(path),
