@@ -13,7 +13,7 @@ import click
 
 from headway import __version__
 from headway.cli.lazy import LazyGroup
-from headway.core.errors import ConfigError, UserError
+from headway.core.errors import ConfigError, DiskFullError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,8 @@ COMMANDS = {
 EXIT_CODES = {
     0: "Done. A run that ended as `no_signal`, or that the guard stopped (`guard`), ended by a rule of its "
     "own: scripts look at `outcome` in `headway report RUN --json`.",
-    1: "A fault, with its traceback, and the run's directory where there is one.",
+    1: "A fault, with its traceback, and the run's directory where there is one. A full disk "
+    "(`disk_full`) has one line.",
     2: "Bad input: one line a problem, no traceback. [errors.md](errors.md) lists them all.",
     130: "Interrupted by Ctrl-C or SIGTERM; `headway resume RUN` goes on.",
 }
@@ -71,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return 130
     except Exception as error:
+        if isinstance(error, DiskFullError):
+            click.echo(f"error: {error}", err=True)
+            return 1
         user_errors = _user_errors(error)
         if not user_errors:
             traceback.print_exception(error)
