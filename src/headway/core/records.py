@@ -15,8 +15,8 @@ TOKENS = "i"
 FLOATS = "f"
 FLAGS = "b"
 
-# The stream of the experts that each token was sent to: axis token, int16 [n, expert layers, experts per token],
-# as the KV that the last answer attended to was computed; -1 where that is not known.
+# The stream of the experts that each token was sent to when the KV was computed that the last answer attended
+# to: axis token, int16 [n, expert layers, experts per token], -1 where it is not known.
 ROUTED_EXPERTS = "routed_experts"
 
 Purpose = Literal["train", "eval"]

@@ -19,6 +19,7 @@ import torch
 
 from headway.core.errors import EngineError, UserError
 from headway.core.protocols import Chunk, EngineCapabilities, EngineStats, GenerateRequest
+from headway.core.records import ROUTED_EXPERTS
 from headway.generator.decoder import Decoder
 from headway.generator.kv import KvCache
 from headway.generator.live import Live, Mailbox
@@ -205,8 +206,9 @@ class EmbeddedEngine:
             return f"temperature, top_p or top_k is out of range: {sampling}"
         if sampling.stop_strings and self._decode_text is None:
             return "stop strings need an engine that was given decode_text"
-        if request.streams:
-            return f"this engine has no streams, and {', '.join(request.streams)} was asked for"
+        offered = {ROUTED_EXPERTS} if self._shape.experts else set[str]()
+        if unknown := sorted(set(request.streams) - offered):
+            return f"this engine does not have the streams {', '.join(unknown)} of this model"
         return ""
 
     @torch.inference_mode()

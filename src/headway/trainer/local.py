@@ -21,10 +21,12 @@ from headway.algorithms.losses import load_loss
 from headway.algorithms.losses.apply import LossInputs, apply_loss
 from headway.core.errors import HeadwayError
 from headway.core.protocols import StepResult
+from headway.core.records import ROUTED_EXPERTS
 from headway.trainer import checkpoints
 from headway.trainer.batch_wide import BatchWide, batch_advantages, kept_tokens
 from headway.trainer.packing import num_positions, pack
 from headway.trainer.policy import TrainedPolicy
+from headway.trainer.routing import check_routes
 from headway.trainer.schedule import learning_rate
 from headway.trainer.sequences import build_sequences, count, fetch_rows
 from headway.trainer.sums import BatchSums
@@ -32,13 +34,14 @@ from headway.weights.manifest import read_manifest
 from headway.weights.publish import write_adapter, write_full
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
     from transformers import PreTrainedModel
 
     from headway.algorithms.settings import AlgorithmSettings
     from headway.core.commands import Row
+    from headway.core.records import Stream
     from headway.trainer.packing import PackedRow
     from headway.trainer.sequences import FetchedRow, TrainSequence
     from headway.trainer.settings import TrainerSettings
@@ -276,7 +279,10 @@ class LocalTrainer:
             torch.set_num_threads(self._threads)
 
     def _fetch(self, rows: Sequence[Row]) -> list[FetchedRow]:
-        return fetch_rows(rows, self._payload_dir, self._policy.vocab)
+        fetched = fetch_rows(rows, self._payload_dir, self._policy.vocab)
+        if (experts := self._policy.experts) is not None and self._settings.replay_routing:
+            check_routes(_routes(fetched), experts)
+        return fetched
 
     def _sequences(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> list[TrainSequence]:
         return build_sequences(
@@ -340,6 +346,13 @@ class LocalTrainer:
             return None
         with torch.no_grad(), self._policy.as_reference():
             return self._policy.logprobs(row)[0]
+
+
+def _routes(fetched: Sequence[FetchedRow]) -> Iterator[tuple[str, int, Stream]]:
+    for row, samples in fetched:
+        for sample in samples:
+            if (stream := sample.streams.get(ROUTED_EXPERTS)) is not None:
+                yield row.rollout, len(sample.token_ids), stream
 
 
 def _copied(value: Any) -> Any:
