@@ -8,7 +8,12 @@ from headway.models.tiny import write_tokenizer
 from tests.unit.family_models import make_model
 
 
-@pytest.mark.parametrize("variant", ["qwen2", "qwen3", "qwen3 moe"])
+SLOW = pytest.mark.slow  # the contract tests cover these but for the processes around them
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param("qwen2", marks=SLOW), pytest.param("qwen3", marks=SLOW), "qwen3 moe"]
+)
 def test_a_run_trains_it_and_generator_and_trainer_agree(bench, variant):
     model = bench.folder / "model"
     make_model(variant, vocab_size=259).save_pretrained(model)

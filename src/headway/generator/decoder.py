@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from headway.generator.experts import mix, route
-from headway.generator.packing import LayerWeights, PackedWeights, linear
+from headway.generator.packed import LayerWeights, PackedWeights, linear
 from headway.generator.rotary import rotations
 
 if TYPE_CHECKING:

@@ -24,11 +24,12 @@ from headway.generator.decoder import Decoder
 from headway.generator.kv import KvCache
 from headway.generator.live import Live, Mailbox
 from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
-from headway.generator.packing import PackedWeights, pack_weights, update_weights
+from headway.generator.packing import pack_weights, update_weights
 from headway.generator.slots import Slots
 
 if TYPE_CHECKING:
     from headway.core.records import FinishReason
+    from headway.generator.packed import PackedWeights
     from headway.generator.settings import GeneratorSettings
     from headway.models.shape import ModelShape
 

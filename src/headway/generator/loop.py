@@ -35,7 +35,7 @@ from headway.generator.sampling import draw_tokens
 from headway.generator.slots import Slots, common_prefix
 
 if TYPE_CHECKING:
-    from headway.generator.packing import PackedWeights
+    from headway.generator.packed import PackedWeights
 
 _RATE_STEPS = 32  # decode steps that the tokens/s of the stats look back over
 

@@ -3,32 +3,23 @@
 - q, k and v become one matrix, and so do gate and up: fewer, larger multiplications. So do their biases.
 - The rows of q and k are reordered so that the two halves of a rotary pair are neighbours and one complex
   multiplication rotates them. Scores q.k do not change, for both sides move alike.
-- On a CPU, f32 matrices are stored in oneDNN's blocked layout. At 8 to 64 rows that makes a step's matrix
-  products 1.4 to 2.2 times as fast as on row-major weights, and costs about 0.3 s of packing for 135M
-  parameters, done in the background. Experts' matrices stay row-major.
 
-Invariant: a PackedWeights never changes after it was made; an update makes a new one that shares what the
-update does not touch. It owns its memory and never aliases the tensors that it was made from.
+What comes out is a PackedWeights (`packed`), which an update shares with its base where it changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
-from torch.nn import functional
 
 from headway.core.errors import ModelError
+from headway.generator.packed import LayerWeights, PackedWeights, packed, plain
 from headway.models.experts import unfused
 
 if TYPE_CHECKING:
     from headway.models.shape import ModelShape
-
-# The blocked layout depends on the expected batch; one made for 32 rows was within 5 % of the best
-# everywhere from 4 to 256 rows.
-_ROWS_HINT = 32
 
 # Where each parameter of a layer goes: matrix and part. The experts' come from `_places`.
 _PARTS: dict[str, tuple[str, int]] = {
@@ -56,54 +47,6 @@ _EXPERT_PREFIX = "mlp.experts."
 _TOP = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "head"}
 _MULTIPLIED = ("qkv", "out", "gate_up", "down", "head")  # packed, but for experts
 _Key = tuple[int, str]  # layer, -1 for none, and matrix
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One block. H query heads, K key/value heads of width d, hidden h, feed-forward width f, E experts.
-
-    What a family does not have is None. Rows of q and k, their biases and head norms are in rotary pairs.
-    """
-
-    norm_attention: torch.Tensor  # [h]
-    qkv: torch.Tensor  # [(H + 2K) * d, h]
-    out: torch.Tensor  # [h, H * d]
-    norm_mlp: torch.Tensor  # [h]
-    gate_up: torch.Tensor  # [2f, h]; of experts [E, 2f, h]
-    down: torch.Tensor  # [h, f]; of experts [E, h, f]
-    qkv_bias: torch.Tensor | None = None  # [(H + 2K) * d]
-    out_bias: torch.Tensor | None = None  # [h]
-    gate_up_bias: torch.Tensor | None = None  # [2f]
-    down_bias: torch.Tensor | None = None  # [h]
-    norm_heads: torch.Tensor | None = None  # [H + K, d]
-    router: torch.Tensor | None = None  # [E, h]; there are experts where it is
-
-
-@dataclass(frozen=True, slots=True)
-class PackedWeights:
-    """All weights of the decoder."""
-
-    embed: torch.Tensor  # [vocab, h], row-major
-    layers: tuple[LayerWeights, ...]
-    norm: torch.Tensor  # [h]
-    head: torch.Tensor  # [vocab, h]
-
-
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return x @ weight.T + bias for a weight of PackedWeights; x is [rows, in]."""
-    if weight.is_mkldnn:
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return functional.linear(x, weight, bias)
-
-
-def _can_pack(device: torch.device) -> bool:
-    namespace = torch.ops.mkldnn
-    return (
-        device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and hasattr(namespace, "_reorder_linear_weight")
-        and hasattr(namespace, "_linear_pointwise")
-    )
 
 
 def pack_weights(shape: ModelShape, named: Iterable[tuple[str, torch.Tensor]]) -> PackedWeights:
@@ -219,12 +162,12 @@ class _Packer:
             assert self._shape.experts is not None
             self._done[key] = whole.unflatten(0, (self._shape.experts.num, -1))
         else:
-            self._done[key] = _packed(whole) if matrix in _MULTIPLIED else whole
+            self._done[key] = packed(whole) if matrix in _MULTIPLIED else whole
 
     def _split(self, key: _Key) -> Sequence[torch.Tensor]:
         """Return the parts of the base's matrix."""
         layer, matrix = key
-        old = _plain(_matrix(self._base, key))
+        old = plain(_matrix(self._base, key))
         if matrix == "norm_heads":
             return old.split((self._shape.num_heads, self._shape.num_kv_heads))
         if matrix in ("gate_up", "down") and self._has_experts(layer):
@@ -242,7 +185,7 @@ class _Packer:
         embed = self._get((-1, "embed"))
         if self._shape.tied:
             fresh = (-1, "embed") in self._done
-            head = _packed(embed) if fresh or self._base is None else self._base.head
+            head = packed(embed) if fresh or self._base is None else self._base.head
         else:
             head = self._get((-1, "head"))
         layers = tuple(LayerWeights(**each) for each in matrices)
@@ -265,13 +208,3 @@ def _matrix(weights: PackedWeights | None, key: _Key) -> Any:
     assert weights is not None
     layer, name = key
     return getattr(weights if layer < 0 else weights.layers[layer], name)
-
-
-def _packed(weight: torch.Tensor) -> torch.Tensor:
-    if not _can_pack(weight.device):
-        return weight
-    return torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
-
-
-def _plain(weight: torch.Tensor) -> torch.Tensor:
-    return weight.to_dense() if weight.is_mkldnn else weight
