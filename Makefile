@@ -8,7 +8,7 @@ CONFIG ?= examples/quickstart.toml
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow check bench bench-loop bench-decode bench-queue bench-learning \
+.PHONY: help setup browser train test test-slow check bench bench-loop bench-decode bench-queue bench-learning \
         bench-survival format clean
 
 help: ## list the targets
@@ -32,7 +32,19 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 train: setup ## train the quickstart (CONFIG=examples/x.toml for another, ARGS="..." for more options)
 	$(BIN)/headway train $(CONFIG) $(ARGS)
 
-test: setup ## the test suite: no downloads, one thread per process
+browser: ## a Chromium for the test of the report's page, where apt-get may install one
+	@for name in chromium chromium-browser google-chrome google-chrome-stable chrome; do \
+	  command -v $$name >/dev/null 2>&1 && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+	  echo "Installing Chromium: the test of the report's page opens it in a browser"; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || \
+	  echo "That failed; the test of the report's page will be skipped."; \
+	else \
+	  echo "No Chromium is found: the test of the report's page will be skipped."; \
+	  echo "Install one (Debian: apt-get install chromium; elsewhere: Google Chrome will do)."; \
+	fi
+
+test: setup browser ## the test suite: no downloads, one thread per process
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(ARGS)
 
 test-slow: setup ## the tests that take minutes or fetch a model

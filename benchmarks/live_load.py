@@ -258,7 +258,8 @@ async def drive(folder: Path) -> dict[str, float]:
     driver = LiveDriver(
         Scheduler(settings), journal, RunClock(0.0), RunMetrics(header), next_seq=0,
         advantages=advantages,
-        threads=Threads(share, share), restart=lambda command: None, save_snapshot=lambda seq: None,
+        threads=Threads(share, share), restart=lambda command: None, checkpointed=lambda seq, event: None,
+        keep=lambda: (), give_up_reserve=lambda: False,
         say=lambda line: None,
     )  # fmt: skip
     ours, theirs = socket_pair()

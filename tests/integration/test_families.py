@@ -7,7 +7,6 @@ from headway.core.records import ROUTED_EXPERTS
 from headway.models.tiny import write_tokenizer
 from tests.unit.family_models import make_model
 
-
 SLOW = pytest.mark.slow  # the contract tests cover these but for the processes around them
 
 

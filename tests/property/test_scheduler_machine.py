@@ -106,7 +106,7 @@ def chosen_settings(of: Callable[..., Any]) -> SchedulerSettings:
             max_rollbacks=1,
         ),
         recovery=RecoverySettings(of(0, 2, 2), of(0, 2, 2)),
-        eval=EvalSettings(num_tasks=of(0, 2), every_steps=2, temperature=1.0, rollouts_per_task=of(1, 2)),
+        eval=evaluates(of),
         stop=StopSettings(steps=of(2, 4)),
         checkpoint=CheckpointSettings(every_steps=of(0, 1, 2), keep=of(1, 2)),
         max_sandboxes=of(2, 6),
@@ -114,6 +114,18 @@ def chosen_settings(of: Callable[..., Any]) -> SchedulerSettings:
         max_sandbox_starts_per_s=of(0.0, 2.0),
         num_environment_workers=1,
         num_replicas=of(1, 2),
+    )
+
+
+def evaluates(of: Callable[..., Any]) -> EvalSettings:
+    only = of(False, False, False, True)
+    return EvalSettings(
+        num_tasks=of(1, 2) if only else of(0, 2),
+        every_steps=2,
+        temperature=1.0,
+        rollouts_per_task=of(1, 2),
+        split=of("eval", "train"),
+        only=only,
     )
 
 

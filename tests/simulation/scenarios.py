@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from headway.core.commands import Finish
 from headway.matching.roles import SimSettings
@@ -102,10 +103,25 @@ def draw_sim(rng: random.Random) -> SimSettings:
     )
 
 
+def draw_evaluation(settings: SchedulerSettings, rng: random.Random) -> SchedulerSettings:
+    """Return the same settings for a run that only evaluates."""
+    n = rng.choice([1, 1, 4])
+    chosen = EvalSettings(
+        num_tasks=rng.choice([1, 9, 40]),
+        rollouts_per_task=n,
+        temperature=1.0,
+        split=rng.choice(["eval", "train"]),
+        only=True,
+    )
+    return replace(settings, eval=chosen)
+
+
 def play(seed: int) -> tuple[SimRun, Finish]:
     """Play the scenario of a seed, killed up to three times, and check every invariant on its journal."""
     rng = random.Random(seed)
     settings, sim = draw_settings(rng), draw_sim(rng)
+    if seed % 8 == 6:
+        settings = draw_evaluation(settings, random.Random(f"evaluation/{seed}"))
     flow = seed % 3 == 1
     if flow:
         settings, sim = draw_flow(settings, sim, random.Random(f"flow/{seed}"))

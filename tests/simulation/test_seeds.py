@@ -28,7 +28,7 @@ def play_all(seeds: range) -> tuple[Counter[str], Counter[str]]:
 
 def test_a_hundred_seeds_keep_every_invariant_and_meet_every_end() -> None:
     outcomes, fates = play_all(range(100))
-    assert set(outcomes) >= {"steps", "no_signal", "guard", "failed"}
+    assert set(outcomes) >= {"steps", "no_signal", "guard", "failed", "evaluated"}
     assert set(fates) >= {
         "trained",
         "filtered",

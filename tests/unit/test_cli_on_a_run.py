@@ -1,6 +1,7 @@
 """report and replay on the journal of a simulated run."""
 
 import json
+import sys
 
 import pytest
 
@@ -57,3 +58,27 @@ def test_a_damaged_journal_is_bad_input_with_its_line(run_dir, tmp_path, capsys)
     (tmp_path / "journal.jsonl").write_text("".join(lines))
     assert main(["replay", str(tmp_path), "--verify"]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'journal.jsonl'}:5: ")
+
+
+def test_a_page_and_events_are_written_instead_of_the_report(run_dir, tmp_path, capsys):
+    pytest.importorskip("plotly")
+    pytest.importorskip("tensorboard")
+    page, events = tmp_path / "report.html", tmp_path / "events"
+    assert main(["report", str(run_dir), "--html", str(page), "--tensorboard", str(events)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith(f"{page}: ")
+    assert out[1:] == [f"{events}: 3 steps"]
+    assert page.read_text().startswith("<!doctype html>")
+    assert main(["report", str(run_dir), "--html", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: --html must name a file, and this is a directory")
+    assert main(["report", str(run_dir), "--json", "--html", str(page)]) == 2
+
+
+def test_a_page_without_plotly_is_bad_input(run_dir, tmp_path, capsys, monkeypatch):
+    from headway.telemetry.page.render import plotly_js
+
+    plotly_js.cache_clear()
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    assert main(["report", str(run_dir), "--html", str(tmp_path / "report.html")]) == 2
+    assert "pip install 'headway[report]'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -43,4 +43,5 @@ def test_what_a_help_text_shows_runs_the_command(path):
     assert examples
     for example in examples:
         for option in re.findall(r" (--?[a-z][a-z-]*)", example):
-            assert any(option in parameter.opts for parameter in command.params), example
+            known = [name for item in command.params for name in (*item.opts, *item.secondary_opts)]
+            assert option in known, example

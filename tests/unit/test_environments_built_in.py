@@ -75,7 +75,7 @@ async def test_arithmetic(attempt, style, answer, reward):
     trial = await attempt("arithmetic", {"style": style}, answer)
     assert trial.score.reward == reward
     assert len(trial.score.reasons) == 1
-    assert [piece.trained for piece in trial.branches[0]] == [False, True]
+    assert [piece["kind"] for piece in trial.shown["branches"][0]["pieces"]] == ["masked", "trained"]
 
 
 ONE, TWO = {"turns": 1, "operations": ["+"]}, {"turns": 2, "operations": ["+"]}
@@ -124,16 +124,16 @@ async def test_python_code_in_two_turns_is_scored_by_printed_and_said(attempt, f
 
 async def test_the_output_comes_back_to_the_model(attempt):
     trial = await attempt("python-code", TWO, block("print({a} + {b})") + "more", "{v}<|im_end|>")
-    pieces = trial.branches[0]
+    pieces = trial.shown["branches"][0]["pieces"]
     value = value_of(trial.task)
-    assert [piece.trained for piece in pieces] == [False, True, False, True]
-    assert pieces[1].text.startswith("```python\nprint(")
-    assert pieces[1].text.endswith("\n```\n")  # generation ended at the closing fence
-    assert pieces[2].text == (
+    assert [piece["kind"] for piece in pieces] == ["masked", "trained", "masked", "trained"]
+    assert pieces[1]["text"].startswith("```python\nprint(")
+    assert pieces[1]["text"].endswith("\n```\n")  # generation ended at the closing fence
+    assert pieces[2]["text"] == (
         f"<|im_end|>\n<|im_start|>user\n```output\n{value}\n```\nWhat is the result?<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    assert pieces[3].text == f"{value}<|im_end|>"
+    assert pieces[3]["text"] == f"{value}<|im_end|>"
     assert [entry["role"] for entry in trial.transcript] == ["user", "assistant", "user", "assistant"]
     assert sum(isinstance(event, ToolEnded) for event in trial.events) == 1
 
@@ -194,7 +194,7 @@ async def test_a_forged_function_gains_nothing(provider, code):
 async def test_a_trial_of_a_rollout_that_fails_says_why(renderer, provider):
     environment = build("arithmetic")
     engine = ScriptedEngine(lambda request: [1])
-    for name in ("try.1.0", "try.1.0.p1", "try.1.0.p2"):
+    for name in ("try.0.0", "try.0.0.p1", "try.0.0.p2"):
         engine.finish_as[name] = ("lost", "the replica died")
     trial = await try_once(environment, engine, renderer, provider, GenerationLimits(8, 256))
     assert trial.score is None

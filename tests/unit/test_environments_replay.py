@@ -352,8 +352,8 @@ async def test_a_provider_without_snapshots_is_rebuilt_by_its_calls(lives, unbro
 
 
 async def test_a_full_disk_at_parking_fails_the_rollout_by_name(lives, monkeypatch):
-    def full(self, payload):
-        raise OSError(28, "No space left on device")
+    def full(self, name):
+        return open("/dev/full", "wb", buffering=0)
 
     async def waits(chat, sandbox):
         await chat.say(ASK)
@@ -363,11 +363,11 @@ async def test_a_full_disk_at_parking_fails_the_rollout_by_name(lives, monkeypat
     async with opening as s:
         s.start()
         await s.until(TurnEnded)
-        monkeypatch.setattr(PayloadWriter, "append", full)
+        monkeypatch.setattr(PayloadWriter, "_open", full)
         s.park()
         failed = await s.until(RolloutFailed)
-        assert (failed.owner, failed.cause) == ("infrastructure", "payload")
-        assert "No space" in failed.message
+        assert (failed.owner, failed.cause) == ("infrastructure", "disk_full")
+        assert "no room for" in failed.message
     assert s.kinds() == ["TurnEnded", "RolloutParked", "RolloutFailed"]
 
 

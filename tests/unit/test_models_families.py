@@ -114,7 +114,7 @@ def test_an_untied_model_without_its_output_layer_is_told_what_to_set(saved):
     _, path = saved("qwen3 biases")
     edit(path, lambda tensors: tensors.pop("lm_head.weight"))
     error = problem(path)
-    assert error.value == "lm_head.weight"
+    assert error.value == "lm_head.weight is missing"
     assert "tie_word_embeddings" in error.remedy
 
 

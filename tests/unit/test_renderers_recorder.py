@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from headway.core.records import Turn, VersionSpan
-from headway.renderers.recorder import Piece, TurnRecorder, pieces
+from headway.renderers.recorder import TurnRecorder
 
 
 def turn(parent, prompt, sampled, version=0, finish="stop"):
@@ -66,16 +66,3 @@ def test_a_turn_must_fit():
     bad.spans = [VersionSpan(0, 0, 1)]
     with pytest.raises(ValueError, match="one length"):
         recorder.add(bad)
-
-
-def test_pieces_cut_where_the_mask_changes():
-    recorder = TurnRecorder()
-    first = recorder.add(turn(-1, [1, 2], [3, 4]))
-    recorder.add(turn(first, [9], [6]))
-    found = pieces(recorder.samples()[0], lambda ids: " ".join(map(str, ids)))
-    assert found == [
-        Piece("1 2", False, 2),
-        Piece("3 4", True, 2),
-        Piece("9", False, 1),
-        Piece("6", True, 1),
-    ]

@@ -48,7 +48,7 @@ class AlgorithmSettings:
         "grpo",
         "Policy loss: grpo (clipped ratio to the sampling policy), reinforce_is or aipo (truncated "
         "importance weight), gspo (clipped ratio of sequences), cispo (clipped weight), decoupled, dppo, "
-        "m2po, " + _OWN,
+        "m2po, cross_entropy (-A log pi), " + _OWN,
     )
     clip_low: float = setting(
         0.2, "grpo and decoupled clip the ratio from below at 1 - clip_low.", ge=0, le=1

@@ -15,19 +15,21 @@ def runs(context: click.Context, parameter: click.Parameter, incomplete: str) ->
     """Return the run directories: those in runs/, and those below what was typed; else directories."""
     typed = Path(incomplete or "runs/")
     parent = typed if incomplete.endswith("/") or not incomplete else typed.parent
-    found = sorted({str(path.parent) for path in parent.glob("*/journal*")})
+    found = sorted(
+        {str(path.parent) for kind in ("journal*", "sft.jsonl") for path in parent.glob(f"*/{kind}")}
+    )
     items = [CompletionItem(name) for name in found if name.startswith(incomplete)]
     return items or [CompletionItem(incomplete, type="dir")]
 
 
 def overrides(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the config keys that begin so, and behind a `=` the choices of that key."""
-    from headway.config.compose import Config
+    from headway.config.compose import Config, SftConfig
     from headway.core.schema import keys_of, sections_of
 
     keys = {
         f"{section}.{name}": key
-        for section, settings in sections_of(Config).items()
+        for section, settings in (sections_of(SftConfig) | sections_of(Config)).items()
         for name, key in keys_of(settings).items()
     }
     name, equals, _ = incomplete.partition("=")

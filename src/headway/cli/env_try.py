@@ -7,7 +7,8 @@ import json
 import click
 
 from headway.cli import complete
-from headway.cli.arguments import overrides_argument
+from headway.cli.arguments import full_override, overrides_argument
+from headway.cli.output import until_nobody_reads
 
 
 @click.command("try")
@@ -57,10 +58,7 @@ def command(
     from headway.runtime.tryout import try_once
 
     fixed = (f"environment.name={json.dumps(name)}", f"model.path={json.dumps(model)}", f"run.seed={seed}")
-    config = load_config(None, (*fixed, *map(_full, overrides)))
-    return try_once(config, split=split, index=index, level=level, temperature=temperature)
-
-
-def _full(override: str) -> str:
-    """Return an override with the section that a bare argument means."""
-    return override if "." in override.partition("=")[0] else f"environment.args.{override}"
+    config = load_config(None, (*fixed, *map(full_override, overrides)))
+    with until_nobody_reads():
+        return try_once(config, split=split, index=index, level=level, temperature=temperature)
+    return 0

@@ -231,10 +231,22 @@ def _texts(node: ast.expr, place: _Place) -> Iterator[str]:
             yield "Did you mean {name}?"
         case ast.Call(func=ast.Name(id=name)):
             yield from _returned(name, place)
+        case ast.Call(func=ast.Attribute(attr="get", value=ast.Name(id=name)), args=[_, other]):
+            yield from _texts(other, place)  # the table's own entries say it more closely
+            yield from _constant(name, place)
+        case ast.Name(id=name) if name.strip("_").isupper():
+            yield from _constant(name, place)
         case ast.Name():
             yield from _given(node.id, place)
         case _:
             pass
+
+
+def _constant(name: str, place: _Place) -> Iterator[str]:
+    """Yield a constant's text, or those in a table of them."""
+    value = getattr(place.constants, name, None)
+    values = cast("dict[object, object]", value).values() if isinstance(value, dict) else [value]
+    yield from (text for text in values if isinstance(text, str))
 
 
 def _returned(name: str, place: _Place) -> Iterator[str]:

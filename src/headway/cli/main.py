@@ -20,9 +20,18 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "train": ("train", "Train a model as a config file says."),
+    "sft": ("sft", "Train a model on written conversations (supervised)."),
     "resume": ("resume", "Go on with a run from its last checkpoint."),
+    "watch": ("watch", "Show what a run does at this moment."),
+    "set": ("set", "Change settings of a run that goes on."),
+    "eval-now": ("eval_now", "Ask a run that goes on for an evaluation now."),
+    "stop": ("stop", "Stop a run that goes on, as Ctrl-C does."),
+    "rollouts": ("rollouts", "Look into the rollouts of a run: a table, transcripts, or files."),
     "report": ("report", "Show what a run did and what it learned."),
+    "eval": ("eval", "Measure a model on an environment's tasks."),
+    "export": ("export", "Write a run's trained model for transformers."),
     "replay": ("replay", "Check a run's journal against the scheduler."),
+    "prune": ("prune", "Free disk space: remove what a run need not keep."),
     "model": ("model", "Fetch models."),
     "env": ("env", "List environments and try them."),
     "completion": ("completion", "Let the shell complete commands, keys and runs."),

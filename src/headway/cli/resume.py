@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headway.cli.arguments import check_run, naming, overrides_argument, run_argument
+from headway.cli.arguments import check_run, naming, overrides_argument, run_argument, view_option
+from headway.telemetry.supervised import is_supervised
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from headway.telemetry.settings import Choice
 
 
 @click.command("resume")
 @run_argument
 @overrides_argument
-def command(run: Path, overrides: tuple[str, ...]) -> int:
+@view_option
+def command(run: Path, overrides: tuple[str, ...], view: Choice | None) -> int:
     r"""Go on with a run from its last checkpoint.
 
     RUN is the run's directory. Its newest whole checkpoint is taken; a damaged one is passed over for the one
@@ -27,13 +31,21 @@ def command(run: Path, overrides: tuple[str, ...]) -> int:
     rests on a setting keeps it: the model, the environment and its arguments, the seed, the form of the
     trained weights, the run's name and place. Those are refused by name.
 
+    A supervised run of `headway sft` goes on with the same data in the same order, to the same weights.
+
     \b
     Examples:
       headway resume runs/quickstart
       headway resume runs/quickstart stop.steps=200 trainer.learning_rate=1e-4
+      headway resume runs/sft sft.epochs=5
     """
+    if is_supervised(run):
+        from headway.runtime.sft import resume_sft
+
+        with naming(run):
+            return resume_sft(run, overrides)
     check_run(run)
     from headway.runtime.resume import resume
 
     with naming(run):
-        return resume(run, overrides)
+        return resume(run, overrides, view=view)

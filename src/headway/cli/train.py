@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from headway.cli.arguments import overrides_argument
+from headway.cli.arguments import overrides_argument, view_option
+
+if TYPE_CHECKING:
+    from headway.telemetry.settings import Choice
 
 SMOKE = ("stop.steps=2", "eval.num_tasks=8")
 
@@ -20,7 +24,10 @@ SMOKE = ("stop.steps=2", "eval.num_tasks=8")
     help="Print the resolved config, every key explained, and stop; what it prints is a config file.",
 )
 @click.option("--smoke", is_flag=True, help="Two steps and small evaluations: does it run at all?")
-def command(config: Path, overrides: tuple[str, ...], print_config: bool, smoke: bool) -> int:
+@view_option
+def command(
+    config: Path, overrides: tuple[str, ...], print_config: bool, smoke: bool, view: Choice | None
+) -> int:
     r"""Train a model as a config file says.
 
     CONFIG is a TOML file; docs/configuration.md lists its keys. KEY=VALUE overrides one of them: the last one
@@ -28,6 +35,7 @@ def command(config: Path, overrides: tuple[str, ...], print_config: bool, smoke:
     runs/NAME-2 and so on where that exists, for a run never overwrites another. It holds the resolved config,
     the journal, payloads, checkpoints and a summary.
 
+    On a terminal, a frame below the lines says what goes on; `headway watch` shows the same from elsewhere.
     Ctrl-C finishes the step, checkpoints and ends; a second one ends at once. Either leaves no process and no
     sandbox, and `headway resume RUN` goes on.
 
@@ -35,6 +43,7 @@ def command(config: Path, overrides: tuple[str, ...], print_config: bool, smoke:
     Examples:
       headway train examples/quickstart.toml
       headway train examples/quickstart.toml queue.bound=0 run.name=sync
+      headway train examples/tiny.toml --view lines
       headway train examples/tiny.toml --smoke
       headway train examples/tiny.toml --print-config
     """
@@ -52,4 +61,4 @@ def command(config: Path, overrides: tuple[str, ...], print_config: bool, smoke:
     from headway.runtime.train import train
 
     with placing(config, given):
-        return train(resolved, config_path=config)
+        return train(resolved, config_path=config, view=view)

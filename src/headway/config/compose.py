@@ -7,7 +7,9 @@ from typing import Any
 
 from headway.algorithms.settings import AlgorithmSettings
 from headway.config.model import ModelSettings
+from headway.config.retention import RetentionSettings
 from headway.config.run import RunSettings
+from headway.config.sft import SftSettings
 from headway.environments.settings import EnvironmentSettings, SourceSettings
 from headway.generator.settings import GeneratorSettings
 from headway.queue.band import ConcurrencySettings
@@ -56,9 +58,25 @@ class Config:
     eval: EvalSettings
     stop: StopSettings
     checkpoint: CheckpointSettings
+    retention: RetentionSettings
     deadlines: DeadlineSettings
     telemetry: TelemetrySettings
 
 
-EXAMPLES: dict[str, Any] = {"model.path": "smollm2", "environment.name": "arithmetic"}
+@dataclass(frozen=True, slots=True)
+class SftConfig:
+    """The sections of `headway sft`; one file may hold those of `headway train` too."""
+
+    run: RunSettings
+    model: ModelSettings
+    sft: SftSettings
+    trainer: TrainerSettings
+    checkpoint: CheckpointSettings
+
+
+EXAMPLES: dict[str, Any] = {
+    "model.path": "smollm2",
+    "environment.name": "arithmetic",
+    "sft.data": "train.jsonl",
+}
 """A value for each key that the user must give, for messages."""

@@ -173,7 +173,12 @@ TABLE = (
     ),
     Idle("trainer.decay_steps", lambda c: c.trainer.schedule == "linear", ("trainer.schedule",)),
     Idle("trainer.lora_rank lora_alpha lora_targets", lambda c: not c.trainer.full, ("trainer.full",)),
-    Idle("eval.temperature rollouts_per_task max_share", lambda c: c.eval.num_tasks > 0, ("eval.num_tasks",)),
+    Idle(
+        "eval.temperature rollouts_per_task max_share split",
+        lambda c: c.eval.num_tasks > 0,
+        ("eval.num_tasks",),
+    ),
+    Idle("checkpoint.keep_best", lambda c: c.eval.num_tasks > 0, ("eval.num_tasks",)),
     Idle("stop.target_window", lambda c: c.stop.target_reward != 0, ("stop.target_reward",)),
 )
 """In the order of the sections; of several entries of a key the first that does not act tells why."""

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from headway.config.arguments import with_all_arguments
-from headway.config.compose import EXAMPLES, Config
+from headway.config.compose import EXAMPLES, Config, SftConfig
 from headway.config.rules import RULES
 from headway.config.source import COMMAND_LINE, read_source
 from headway.config.validate import validate
-from headway.core.errors import UserError
+from headway.core.errors import ConfigError, UserError
 from headway.core.hooks import absolute
+from headway.core.schema import sections_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -45,9 +46,65 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         UserError: when the file cannot be read or is no TOML.
     """
     source = read_source(path, overrides)
+    _set_aside(source, SftConfig, Config, "headway sft")
     _fix_hooks(source, Path() if path is None else path.parent)
     config = validate(Config, source, examples=EXAMPLES, rules=RULES)
     return with_all_arguments(config)
+
+
+def load_sft_config(path: Path | None, overrides: Sequence[str] = ()) -> SftConfig:
+    """Read what `headway sft` needs of a TOML file and `key=value` overrides, and check it.
+
+    Sections of `headway train` alone are not looked at. Paths of data become absolute, as those of hooks do
+    in `load_config`.
+
+    Raises:
+        ConfigError: with every problem found.
+        UserError: when the file cannot be read or is no TOML.
+    """
+    source = read_source(path, overrides)
+    _set_aside(source, Config, SftConfig, "headway train")
+    table = source.values.get("sft")
+    for name in ("data", "eval_data") if isinstance(table, dict) else ():
+        values = cast("dict[str, Any]", table)
+        if isinstance(value := values.get(name), str) and value:
+            is_override = source.where(f"sft.{name}") == COMMAND_LINE
+            folder = Path() if is_override or path is None else path.parent
+            values[name] = str((folder / Path(value).expanduser()).absolute())
+    return validate(SftConfig, source, examples=EXAMPLES, rules=())
+
+
+def sections_not_read(path: Path) -> list[str]:
+    """Return the sections of a file that `headway sft` does not look at."""
+    given = read_source(path, ()).values
+    return [name for name in sections_of(Config) if name in given and name not in sections_of(SftConfig)]
+
+
+def _set_aside(source: Source, other: type, own: type, command: str) -> None:
+    """Take the sections that only the other command reads out of the source.
+
+    Raises ConfigError for an override of one of them: it would have no effect.
+    """
+    problems: list[UserError] = []
+    for name in sections_of(other).keys() - sections_of(own).keys():
+        source.values.pop(name, None)
+        for place in [place for place in source.places if place[0] == name]:
+            if source.places[place] == COMMAND_LINE and len(place) > 1:
+                rule = f"is a setting of {command}, and has no effect here"
+                at_home = _AT_HOME.get(".".join(place))
+                remedy = f"headway sft has {at_home}" if at_home else "Leave it out"
+                problems.append(UserError(rule, key=".".join(place), remedy=remedy, where=COMMAND_LINE))
+            del source.places[place]
+    if problems:
+        raise ConfigError(sorted(problems, key=lambda problem: problem.key))
+
+
+_AT_HOME = {
+    "stop.steps": "sft.steps",
+    "eval.every_steps": "sft.eval_every_steps",
+    "queue.batch_size": "sft.batch_size",
+}
+"""What `headway sft` has in the place of a setting of headway train."""
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from headway.config.compose import Config
+from headway.config.compose import Config, SftConfig
 from headway.config.show import toml_value
 from headway.core.check import describe_bounds, describe_type
 from headway.core.schema import Key, is_named, keys_of, sections_of, summary_of
@@ -32,6 +32,14 @@ others, such as `partial.after_steps` while `partial.park` is `"never"`, is a wa
 `headway train CONFIG --print-config` shows the outcome.
 """
 
+_SFT = """\
+## `[sft]`
+
+What [`headway sft`](sft.md) trains on, in which order and for how long. Of the sections above it reads
+`[run]`, `[model]`, `[trainer]` and `[checkpoint]`; `headway train` does not read this one, so that one file
+can hold both.
+"""
+
 
 def reference_page(schema: type, environments: Mapping[str, type]) -> str:
     """Return the page for a composed config class, as Markdown.
@@ -51,7 +59,8 @@ def reference_page(schema: type, environments: Mapping[str, type]) -> str:
 
 def current_page() -> str:
     """Return the page as the code stands now."""
-    return reference_page(Config, {name: settings_type(name) for name, _ in names_and_summaries()})
+    page = reference_page(Config, {name: settings_type(name) for name, _ in names_and_summaries()})
+    return f"{page}\n{_SFT}\n{_table(sections_of(SftConfig)['sft'])}"
 
 
 def _table(settings: type) -> str:

@@ -13,18 +13,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headway.config.arguments import PREFIX, argument_keys
+from headway.config.compose import Config
 from headway.core.schema import is_named, keys_of, sections_of, summary_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headway.config.compose import Config
+    from headway.config.compose import SftConfig
 
 WIDTH = 100
 
 
-def render_config(config: Config) -> str:
+def render_config(config: Config | SftConfig) -> str:
     """Return the config as TOML, with the descriptions of the environment's arguments too."""
+    if not isinstance(config, Config):
+        return render(config)
     keys = argument_keys(config.environment.name)
     docs = {f"{PREFIX}.{name}": key.doc for name, key in keys.items()}
     for name, source in config.source.items():
@@ -33,7 +36,7 @@ def render_config(config: Config) -> str:
     return render(config, docs)
 
 
-def write_config(config: Config, path: Path) -> None:
+def write_config(config: Config | SftConfig, path: Path) -> None:
     """Write the config as TOML to a new file."""
     with path.open("x", encoding="utf-8", newline="") as file:
         file.write(render_config(config))

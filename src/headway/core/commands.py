@@ -168,7 +168,7 @@ class Rollback:
 class RestartWorker:
     """Start a worker that died anew; answered by ReplicaJoined or WorkerJoined."""
 
-    role: Literal["generator", "trainer"]
+    role: Literal["generator", "trainer", "environment"]
     worker: str
     epoch: int  # that a generator joins with
 

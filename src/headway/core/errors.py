@@ -110,5 +110,9 @@ class WorkerDiedError(HeadwayError):
     """A worker process ended before it was told to; carries its original traceback in `value`."""
 
 
+class DiskFullError(HeadwayError):
+    """A file cannot be written for want of room: the disk, a quota or a limit on file sizes is full."""
+
+
 class DeadlineError(HeadwayError):
     """A wait passed its deadline; the rule names who waited for whom."""

@@ -30,6 +30,7 @@ class RunResumed:
     lineage: int  # the new lineage
     step: int  # optimizer steps contained in the checkpoint that was loaded
     spent_wall_s: float  # seconds the run has taken so far, stops excluded
+    saved: tuple[int, ...] | None = None  # steps of the checkpoints that are whole, None where nobody looked
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +322,7 @@ class CheckpointDone:
     step: int
     path: str
     duration_s: float
+    num_bytes: int = 0  # that it takes on disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +353,22 @@ class CommandRefused:
     command: str  # kind of the command
     target: str  # what it named
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFull:
+    """Something cannot be written for want of room; the run ends, resumable, and nothing more is written."""
+
+    who: str  # the process that found it out
+    message: str  # the file, the bytes needed and free, and what to do
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """Something outside the scheduler that a person should see; it becomes a warning."""
+
+    code: str  # stable short name
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +409,8 @@ Event = (
     | SettingChanged
     | StopAsked
     | CommandRefused
+    | DiskFull
+    | Noticed
     | DeadlinePassed
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -319,7 +319,14 @@ class Trainer(Protocol):
         ...
 
     def publish(self, lineage: int, number: int) -> tuple[str, int]:
-        """Write the weights for replicas, atomically; return (manifest, bytes)."""
+        """Write the weights for replicas, atomically; return (manifest, bytes).
+
+        Raises DiskFullError when there is no room for them.
+        """
+        ...
+
+    def publish_to(self, weights_dir: Path) -> None:
+        """Publish versions there from now on."""
         ...
 
     def capture(self, step: int, *, lineage: int = 0) -> Callable[[], str]:
@@ -330,8 +337,8 @@ class Trainer(Protocol):
         """Write a checkpoint, atomically, and drop the oldest; return its path."""
         ...
 
-    def retain(self, step: int) -> None:
-        """Drop all checkpoints but the newest few up to `step`."""
+    def retain(self, step: int, also: Collection[int] = ()) -> None:
+        """Drop all checkpoints but the newest few up to `step`, milestones, and those of the steps `also`."""
         ...
 
     def discard_after(self, step: int) -> None:

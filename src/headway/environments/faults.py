@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.core.errors import EngineError, HeadwayError, SandboxError
+from headway.core.errors import DiskFullError, EngineError, HeadwayError, SandboxError
 from headway.environments.record import ReplayDivergedError
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ def owner_and_cause(error: Exception) -> tuple[Owner, str]:
         return "infrastructure", "engine_lost"
     if isinstance(error, SandboxError):
         return "infrastructure", "sandbox"
+    if isinstance(error, DiskFullError):
+        return "infrastructure", "disk_full"
     if isinstance(error, PayloadError):
         return "infrastructure", "payload"
     if isinstance(error, ReplayDivergedError):

@@ -35,7 +35,7 @@ class Partial:
 def write_partial(partial: Partial, rollout: str, task_id: str, payloads: PayloadWriter) -> str:
     """Append it to the payloads and return its reference.
 
-    Raises PayloadError when it cannot be written.
+    Raises DiskFullError when there is no room for it, PayloadError when it cannot be written otherwise.
     """
     turns = [
         _sample(turn.prompt_ids, turn.token_ids, turn.logprobs, turn.spans, turn.temperature, turn.streams)
@@ -57,7 +57,7 @@ def write_partial(partial: Partial, rollout: str, task_id: str, payloads: Payloa
         }
         turns.append(_sample(answer.prompt, answer.ids, answer.logprobs, answer.spans, 0.0))
     try:
-        return payloads.append(Payload(rollout, task_id, turns, outcome))
+        return payloads.append(Payload(rollout, task_id, turns, outcome), parked=True)
     except OSError as error:
         raise PayloadError(f"a parked rollout could not be written: {error}") from error
 

@@ -30,7 +30,8 @@ def finish_rollout(
 ) -> RolloutEnded:
     """Write the payload, then return the event; `outcome` is whatever the environment returned.
 
-    Raises EnvironmentFault when the environment broke its contract, PayloadError when writing failed.
+    Raises EnvironmentFault when the environment broke its contract, PayloadError when writing failed,
+    DiskFullError when there was no room.
     """
     if not isinstance(outcome, Outcome):
         raise EnvironmentFault("a rollout must return an Outcome", value=type(outcome).__name__)

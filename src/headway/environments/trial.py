@@ -11,8 +11,9 @@ import asyncio
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from headway.core.clock import RunClock
 from headway.core.commands import GrantSandbox, ReleaseSandbox, Resume, Score, StartRollout
 from headway.core.errors import DeadlineError
 from headway.core.events import (
@@ -23,18 +24,26 @@ from headway.core.events import (
     SandboxWanted,
     Scored,
     ScoreFailed,
+    TaskOffered,
 )
+from headway.core.notes import AttemptFailed, RolloutSettled
 from headway.core.payload import PayloadWriter, read_payload
 from headway.core.records import Task
 from headway.environments.host import HostSettings, RolloutHost
-from headway.renderers.recorder import Piece, pieces
+from headway.telemetry.records import Entry
+from headway.telemetry.rollout_table import RolloutTable
+from headway.telemetry.transcript import transcript, turn_details
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headway.core.clock import Clock
+    from headway.core.notes import Fate, Note
     from headway.core.protocols import Engine, Environment, SandboxProvider
     from headway.environments.generation import GenerationLimits
     from headway.renderers.chat import Renderer
 
-_ROLLOUT, _REPLICA = "try", "engine"
+_ROLLOUT, _ATTEMPT, _REPLICA = "try", 0, "engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,7 @@ class Trial:
     """What one rollout did."""
 
     task: Task
-    branches: list[list[Piece]]  # one a training sample: runs of text, trained or masked
+    shown: dict[str, Any]  # what it said and what would be trained, as telemetry's `transcript` describes it
     transcript: list[dict[str, Any]]  # messages
     outcome: dict[str, Any]  # what the verifier got
     score: Scored | ScoreFailed | None  # None when the rollout itself failed
@@ -71,6 +80,7 @@ async def try_once(
     """
     task = environment.task(split, index, level)
     events: asyncio.Queue[Event] = asyncio.Queue()
+    clock = RunClock()
     with tempfile.TemporaryDirectory(prefix="headway-try-") as folder:
         payloads = PayloadWriter(Path(folder), "payloads")
         host = RolloutHost(
@@ -86,13 +96,15 @@ async def try_once(
             settings,
         )
         purpose = "eval" if split == "eval" else "train"
-        command = StartRollout(_ROLLOUT, 1, _ROLLOUT, task.id, purpose, "policy", seed, temperature, _REPLICA)
+        command = StartRollout(
+            _ROLLOUT, _ATTEMPT, _ROLLOUT, task.id, purpose, "policy", seed, temperature, _REPLICA
+        )
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
                 group.create_task(host.run())
                 await asyncio.sleep(0)  # the host's group opens
                 host.start(command, task)
-                seen = await _follow(host, task, events)
+                seen = await _follow(host, task, events, clock)
                 host.close()
         except TimeoutError:
             raise DeadlineError(
@@ -100,39 +112,69 @@ async def try_once(
             ) from None
         finally:
             payloads.close()
-        return _trial(task, seen, Path(folder), renderer)
+        return _trial(task, command, seen, Path(folder), renderer)
 
 
-async def _follow(host: RolloutHost, task: Task, events: asyncio.Queue[Event]) -> list[Event]:
-    """Answer events until the rollout is scored or has failed; return them all."""
-    seen: list[Event] = []
+async def _follow(
+    host: RolloutHost, task: Task, events: asyncio.Queue[Event], clock: Clock
+) -> list[tuple[float, Event]]:
+    """Answer events until the rollout is scored or has failed; return them all, with their times."""
+    seen: list[tuple[float, Event]] = []
     while True:
         event = await events.get()
-        seen.append(event)
+        seen.append((clock.now(), event))
         if isinstance(event, SandboxWanted):
             host.grant(GrantSandbox(event.rollout, event.attempt, event.sandbox))
         elif isinstance(event, RolloutParked):  # its request was lost
-            host.resume(Resume(_ROLLOUT, 1, _REPLICA))
+            host.resume(Resume(_ROLLOUT, _ATTEMPT, _REPLICA))
         elif isinstance(event, RolloutEnded):
-            wanted = [item.sandbox for item in seen if isinstance(item, SandboxWanted)]
+            wanted = [item.sandbox for _, item in seen if isinstance(item, SandboxWanted)]
             for sandbox in wanted:
-                host.release(ReleaseSandbox(_ROLLOUT, 1, sandbox))
-            host.score(Score(_ROLLOUT, 1, 1, task.id, event.payload), task)
+                host.release(ReleaseSandbox(_ROLLOUT, _ATTEMPT, sandbox))
+            host.score(Score(_ROLLOUT, _ATTEMPT, 1, task.id, event.payload), task)
         elif isinstance(event, (RolloutFailed, Scored, ScoreFailed)):
             return seen
 
 
-def _trial(task: Task, seen: list[Event], folder: Path, renderer: Renderer) -> Trial:
-    ended = next((event for event in seen if isinstance(event, RolloutEnded)), None)
-    last = seen[-1]
-    if ended is None:
-        failure = f"{last.owner}: {last.message}" if isinstance(last, RolloutFailed) else ""
-        return Trial(task, [], [], {}, None, failure, seen)
-    payload = read_payload(folder, ended.payload)
+def _trial(
+    task: Task, command: StartRollout, seen: list[tuple[float, Event]], folder: Path, renderer: Renderer
+) -> Trial:
+    events = [event for _, event in seen]
+    ended = next((event for event in events if isinstance(event, RolloutEnded)), None)
+    last = events[-1]
+    payload = "it left no tokens" if ended is None else read_payload(folder, ended.payload)
+    entries = [Entry(0, 0.0, TaskOffered(0, task.id, task.level), (command,))]
+    entries += [Entry(seq, t, event, (), _notes(event)) for seq, (t, event) in enumerate(seen, 1)]
+    table = RolloutTable()
+    for entry in entries:
+        table.feed(entry)
+    (record,) = table.records()
 
-    def shown(ids: Any) -> str:
+    def decode(ids: Sequence[int]) -> str:
         return renderer.decode(ids, skip_special=False)
 
-    branches = [pieces(sample, shown) for sample in payload.samples]
-    score = last if isinstance(last, (Scored, ScoreFailed)) else None
-    return Trial(task, branches, payload.transcript, payload.outcome, score, "", seen)
+    return Trial(
+        task,
+        transcript(record, payload, decode, turn_details(entries, [record])[_ROLLOUT]),
+        [] if isinstance(payload, str) else payload.transcript,
+        {} if isinstance(payload, str) else payload.outcome,
+        last if isinstance(last, (Scored, ScoreFailed)) else None,
+        f"{last.owner}: {last.message}" if isinstance(last, RolloutFailed) else "",
+        events,
+    )
+
+
+def _notes(event: Event) -> tuple[Note, ...]:
+    """Return what the scheduler notes of an end that it does not try to mend."""
+    match event:
+        case RolloutFailed():
+            owner, cause, message = event.owner, event.cause, event.message
+        case ScoreFailed():
+            owner, cause, message = "reward", event.cause, event.message
+        case _:
+            return ()
+    fate = cast("Fate", f"failed_{owner}")
+    return (
+        AttemptFailed(event.rollout, event.attempt, owner, cause, message, retried=False),
+        RolloutSettled(event.rollout, _ROLLOUT, fate, 0),
+    )

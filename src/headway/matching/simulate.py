@@ -185,7 +185,8 @@ class SimulatedDriver:
 
     def _start_workers(self) -> None:
         settings = self.run.scheduler.settings
-        self.later(self.sim.start_s, WorkerJoined("trainer", "trainer"))
+        if not settings.eval.only:
+            self.later(self.sim.start_s, WorkerJoined("trainer", "trainer"))
         for index in range(settings.num_environment_workers):
             self.later(self.sim.start_s, WorkerJoined("environment", f"e{index}"))
         for index in range(settings.num_replicas):

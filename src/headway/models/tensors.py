@@ -84,10 +84,15 @@ def verify_tensors(path: Path, shape: ModelShape) -> None:
         holders |= dict.fromkeys(header, file)
     expected = shape.tensor_shapes()
     remedy = "config.json and weights belong to different models"
-    if missing := sorted(expected.keys() - found.keys()):
+    missing = sorted(expected.keys() - found.keys())
+    if missing == ["lm_head.weight"]:
+        raise ModelError(
+            "Without tie_word_embeddings the weights must hold an output layer",
+            value="lm_head.weight is missing",
+            remedy="Set tie_word_embeddings to true in config.json if the output layer is the embedding",
+        )
+    if missing:
         rule = f"The weights must hold every tensor that config.json calls for; {len(missing)} are missing"
-        if missing == ["lm_head.weight"]:
-            remedy = "Set tie_word_embeddings to true in config.json if the output layer is the embedding"
         raise ModelError(rule, value=missing[0], remedy=remedy)
     for name, wanted in expected.items():
         if found[name] != wanted:

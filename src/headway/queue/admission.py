@@ -33,7 +33,7 @@ def ghosts(ctx: Context) -> int:
 def admit(ctx: Context) -> None:
     """Ask for tasks while a new group would train within the depth."""
     state, queue = ctx.state, ctx.settings.queue
-    dry = state.exhausted and not state.again
+    dry = (state.exhausted and not state.again) or ctx.settings.eval.only
     if state.phase != "running" or state.restart_due or dry or not state.replicas:
         return
     index = ctx.index
@@ -107,7 +107,8 @@ def ask_task(ctx: Context, group: GroupState) -> None:
     group.request = ctx.state.next_request
     ctx.state.next_request += 1
     ctx.state.requests[group.request] = group.id
-    ctx.ask(RequestTask(group.request, group.source, group.purpose, group.index, group.asked_level))
+    split = ctx.settings.eval.split if group.purpose == "eval" else "train"
+    ctx.ask(RequestTask(group.request, group.source, split, group.index, group.asked_level))
     ctx.expect(f"task:{group.id}", ctx.settings.deadlines.task_s)
 
 

@@ -1,6 +1,8 @@
 """Evaluation on held-out tasks: one version, all tasks, n rollouts of each. It never goes stale.
 
-Its rollouts take at most a set share of the generators' slots; the tasks beyond it wait in line.
+Its rollouts take at most a set share of the generators' slots; the tasks beyond it wait in line. A run that
+only evaluates has all slots for it, and starts no more than keeps them busy: what waited long in the engines'
+line would look as if it hung.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from headway.queue.state import EvalState
 
 if TYPE_CHECKING:
     from headway.queue.context import Context
+
+
+_AHEAD = 2  # rollouts for each slot: some are at a tool or being scored
 
 
 def due(ctx: Context) -> None:
@@ -55,8 +60,10 @@ def fill(ctx: Context) -> None:
     if evaluation is None or evaluation.num_requested >= evaluation.num_tasks:
         return
     most = evaluation.num_tasks
-    if settings.max_share < 1.0 and state.phase == "running":
-        slots = sum(replica.max_running for replica in state.replicas.values())
+    slots = sum(replica.max_running for replica in state.replicas.values())
+    if settings.only:
+        most = -(-_AHEAD * max(1, slots) // settings.rollouts_per_task)
+    elif settings.max_share < 1.0 and state.phase == "running":
         most = max(1, int(settings.max_share * slots) // settings.rollouts_per_task)
     while evaluation.num_requested < evaluation.num_tasks and ctx.index.num_eval_groups < most:
         evaluation.num_requested += 1
@@ -85,27 +92,27 @@ def abandon(ctx: Context, reason: str) -> None:
     due(ctx)
 
 
-def end(ctx: Context) -> None:
-    """Close the evaluation when its last rollout is settled."""
+def end(ctx: Context) -> EvalEnded | None:
+    """Close the evaluation when its last rollout is settled, and return what it found."""
     state = ctx.state
     evaluation = state.eval
     if evaluation is None or ctx.index.num_eval_groups or evaluation.num_requested < evaluation.num_tasks:
-        return
+        return None
     rewards = evaluation.rewards
     state.evaluated, state.eval = evaluation.number, None
     if not rewards:
         ctx.warn(
             "eval_failed", f"no rollout of the evaluation of version {evaluation.number} could be scored"
         )
-    ctx.note(
-        EvalEnded(
-            evaluation.lineage,
-            evaluation.number,
-            len(rewards),
-            evaluation.num_failed,
-            sum(rewards) / len(rewards) if rewards else 0.0,
-            evaluation.sum_solved / max(1, evaluation.num_scored_tasks),
-            evaluation.num_solved_tasks / max(1, evaluation.num_scored_tasks),
-            ctx.settings.eval.rollouts_per_task,
-        )
+    ended = EvalEnded(
+        evaluation.lineage,
+        evaluation.number,
+        len(rewards),
+        evaluation.num_failed,
+        sum(rewards) / len(rewards) if rewards else 0.0,
+        evaluation.sum_solved / max(1, evaluation.num_scored_tasks),
+        evaluation.num_solved_tasks / max(1, evaluation.num_scored_tasks),
+        ctx.settings.eval.rollouts_per_task,
     )
+    ctx.note(ended)
+    return ended

@@ -84,6 +84,9 @@ def replica_lost(ctx: Context, event: ReplicaLost) -> None:
 def worker_lost(ctx: Context, event: WorkerLost) -> None:
     """The trainer or an environment worker died."""
     state = ctx.state
+    if event.role == "trainer" and ctx.settings.eval.only:
+        ctx.note(Ignored("WorkerLost", event.worker))  # nothing was asked of it
+        return
     text = f"{event.role} worker {event.worker} was lost: {event.cause}"
     limit = ctx.settings.recovery.trainer_restarts
     if event.role != "trainer" or state.phase != "running" or state.trainer_restarts >= limit:

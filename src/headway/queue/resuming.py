@@ -28,7 +28,11 @@ def resumed(ctx: Context, event: RunResumed) -> None:
     while len(state.forks) < event.lineage:
         state.forks.append(event.step)
     state.lineage, state.step = event.lineage, event.step
-    state.saved_steps = [step for step in state.saved_steps if step <= event.step]
+    state.saved_steps = [
+        step
+        for step in state.saved_steps
+        if step <= event.step and (event.saved is None or step in event.saved)
+    ]
     state.saving_step = -1
     state.published, state.manifest = (-1 if event.step else 0), ""
     state.phase, state.outcome, state.message, state.failed = "starting", "", "", False

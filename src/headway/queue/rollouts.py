@@ -115,6 +115,14 @@ def failed(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollou
     attempt_failed(ctx, group, rollout, owner, event.cause, message)
 
 
+def unwritten(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
+    """An attempt ended well, but there was no room for its payload: another life makes it again."""
+    ctx.met(f"rollout:{rollout.id}")
+    _settled(ctx, rollout)
+    sandboxes.release_all(ctx, rollout)
+    _lose(ctx, group, rollout, "scheduler")
+
+
 def attempt_failed(
     ctx: Context, group: GroupState, rollout: RolloutState, owner: str, cause: str, message: str
 ) -> None:

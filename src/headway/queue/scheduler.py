@@ -19,9 +19,11 @@ from headway.core.events import (
     CheckpointDone,
     CommandRefused,
     DeadlinePassed,
+    DiskFull,
     EvalDue,
     Event,
     GroupSignal,
+    Noticed,
     ReplicaChanged,
     ReplicaJoined,
     ReplicaLost,
@@ -78,6 +80,7 @@ from headway.queue.state import ACTIVE, State
 if TYPE_CHECKING:
     from headway.core.commands import Command
     from headway.queue.settings import SchedulerSettings
+    from headway.queue.state import GroupState
 
 SECTIONS = (
     "queue",
@@ -171,7 +174,9 @@ class Scheduler:
     def _run_each_rule(self, ctx: Context) -> None:
         groups.settle_complete(ctx)
         stopping.failing(ctx)
-        evaluation.end(ctx)
+        ended = evaluation.end(ctx)
+        if ended is not None:
+            stopping.evaluated(ctx, ended)
         evaluation.begin(ctx)
         evaluation.fill(ctx)
         sandboxes.grant(ctx)
@@ -266,6 +271,10 @@ class Scheduler:
             case CommandRefused():
                 text = f"{event.message} ({event.command} of {event.target} could not be carried out)"
                 stopping.stop(ctx, "failed", text, failed=True)
+            case DiskFull():
+                stopping.stop(ctx, "disk_full", event.message, failed=True)
+            case Noticed():
+                ctx.warn(event.code, event.text)
             case StopAsked():
                 stopping.stop(ctx, "interrupted", event.reason, failed=False)
             case EvalDue():
@@ -288,7 +297,7 @@ class Scheduler:
     def _maybe_start(self, ctx: Context) -> None:
         state, settings = self.state, self.settings
         complete = (
-            state.trainer_joined
+            (state.trainer_joined or settings.eval.only)
             and len(state.workers) >= settings.num_environment_workers
             and len(state.replicas) >= settings.num_replicas
         )
@@ -296,6 +305,9 @@ class Scheduler:
             return
         ctx.met("start")
         state.phase = "running"
+        if settings.eval.only:
+            stopping.only_evaluate(ctx)
+            return
         if settings.eval.at_start and state.step == 0 and state.evaluated < 0:
             evaluation.due(ctx)
         if settings.stop.wall_s:  # from the life's beginning, but a life that starts ends in order
@@ -331,6 +343,9 @@ class Scheduler:
                 partial.resumed(ctx, group, rollout, event)
             case RolloutEnded() if active:
                 rollouts.ended(ctx, group, rollout, event)
+            case RolloutFailed(cause="disk_full") if active:
+                rollouts.unwritten(ctx, group, rollout)
+                stopping.stop(ctx, "disk_full", event.message, failed=True)
             case RolloutFailed() if active:
                 rollouts.failed(ctx, group, rollout, event)
             case Scored() if rollout.station == "scoring" and event.tries == rollout.score_tries:
@@ -348,6 +363,9 @@ class Scheduler:
         if group is None or group.stage != "requested" or not self.state.replicas or over:
             ctx.note(Ignored("TaskOffered", str(event.request)))
             return
+        if group.purpose == "eval" and 0 < event.num_tasks <= group.index:  # the split has begun anew
+            self._exhausted(ctx, group)
+            return
         again = bool(group.rollouts)
         choice.offered(ctx, group, event)
         admission.start_group(ctx, group, event.task_id, event.level)
@@ -359,6 +377,9 @@ class Scheduler:
         if group is None:
             ctx.note(Ignored("TasksExhausted", str(event.request)))
             return
+        self._exhausted(ctx, group)
+
+    def _exhausted(self, ctx: Context, group: GroupState) -> None:
         stopping.close(ctx, group)  # it has rollouts when it was in flight in an earlier life
         if group.purpose == "train":
             choice.exhausted(ctx, group)

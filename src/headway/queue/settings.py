@@ -143,8 +143,23 @@ class EvalSettings:
         le=1,
     )
 
+    split: Literal["eval", "train"] = setting(
+        "eval", "The tasks of an evaluation: held out, or the first ones of the train split."
+    )
+    only: bool = setting(
+        False,
+        "Evaluate the model once, train nothing and end; `headway eval` sets it. No trainer is started.",
+    )
+
     def problems(self) -> Iterator[Problem]:
         """Yield rules between these settings that do not hold."""
+        if self.only and not self.num_tasks:
+            yield Problem(
+                "num_tasks",
+                self.num_tasks,
+                "must be at least 1 when eval.only is true: there is nothing else to do",
+                "Use eval.num_tasks = 64, or `headway eval --tasks 64`.",
+            )
         if self.rollouts_per_task > 1 and self.temperature == 0:
             yield Problem(
                 "rollouts_per_task",
@@ -183,7 +198,21 @@ class CheckpointSettings:
     """Section [checkpoint]: what survives. A run also saves when it ends."""
 
     every_steps: int = setting(10, "Save each time this many steps are done; 0 only at the end.", ge=0)
-    keep: int = setting(2, "Checkpoints kept; older ones are deleted.", ge=1)
+    keep: int = setting(
+        2,
+        "Newest checkpoints kept, which a resume or a rollback may go on from; older ones are deleted.",
+        ge=1,
+    )
+    keep_every_steps: int = setting(
+        0,
+        "Checkpoints of steps that are a multiple of this stay too, to export or compare; 0 for none.",
+        ge=0,
+    )
+    keep_best: bool = setting(
+        False,
+        "The checkpoint with the best evaluation stays too. An evaluation counts when a checkpoint of its "
+        "step is there when it ends.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

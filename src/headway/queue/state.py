@@ -18,7 +18,12 @@ ACTIVE = ("running", "parked")  # the attempt has neither ended nor failed
 Pending = Literal["", "cancelling", "parking", "resuming"]
 PruneSource = Literal["", "length", "repetition", "environment", "value", "user", "group"]
 GroupStage = Literal["requested", "running", "signalling", "queued", "training", "trained"]
-CARRIED = ("interrupted", "failed", "guard")  # outcomes after which train groups are kept for a resume
+CARRIED = (
+    "interrupted",
+    "failed",
+    "guard",
+    "disk_full",
+)  # outcomes after which a resume finds the train groups
 Phase = Literal["starting", "running", "stopping", "finished"]
 
 

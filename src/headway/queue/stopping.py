@@ -14,6 +14,7 @@ from headway.queue import evaluation, oversampling, rollouts
 from headway.queue.state import ACTIVE, CARRIED
 
 if TYPE_CHECKING:
+    from headway.core.notes import EvalEnded
     from headway.queue.context import Context
     from headway.queue.state import GroupState
 
@@ -68,6 +69,26 @@ def after_step(ctx: Context) -> None:
                 f"{conditions.target_reward:g}",
                 failed=False,
             )
+
+
+def only_evaluate(ctx: Context) -> None:
+    """A run without training begins, or goes on after an earlier life that may have been at its very end."""
+    if ctx.state.evaluated == ctx.state.step:
+        stop(ctx, "evaluated", "the evaluation was complete", failed=False)
+    else:
+        evaluation.due(ctx)
+
+
+def evaluated(ctx: Context, ended: EvalEnded) -> None:
+    """A run that only evaluates is over once it has; without any score it has failed."""
+    if not ctx.settings.eval.only or ctx.state.phase != "running":
+        return
+    last = f"; the last: {ctx.state.last_failure}" if ctx.state.last_failure else ""
+    if ended.num_rollouts:
+        stop(ctx, "evaluated", f"{ended.num_rollouts} rollouts are scored", failed=False)
+    else:
+        ctx.state.evaluated = -1  # a resume tries again
+        stop(ctx, "failed", f"no rollout could be scored{last}", failed=True)
 
 
 def failing(ctx: Context) -> None:

@@ -64,7 +64,7 @@ def passed(ctx: Context) -> None:
 def _start_failed(ctx: Context) -> None:
     state, settings = ctx.state, ctx.settings
     missing: list[str] = []
-    if not state.trainer_joined:
+    if not state.trainer_joined and not settings.eval.only:
         missing.append("the trainer")
     if len(state.replicas) < settings.num_replicas:
         missing.append(f"{settings.num_replicas - len(state.replicas)} generator replica(s)")

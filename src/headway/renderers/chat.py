@@ -75,6 +75,24 @@ class Renderer:
             del ids[0]
         return ids
 
+    @property
+    def closing_id(self) -> int:
+        """The id with which a written answer ends: what the template puts after one, else end of text."""
+        return self._closing
+
+    def answer_ids(self, text: str) -> array[int]:
+        """Return a written answer's ids as if the policy had sampled them, its closing id included, [n].
+
+        Raises ModelError when the text holds a token that ends an answer.
+        """
+        ids = self._encode(text)
+        if found := next((token for token in ids if token in self._stop_ids), None):
+            name = self.decode([found], skip_special=False)
+            rule = f"an assistant's message may not contain {name}, which ends a message"
+            raise ModelError(rule, remedy="Leave it out: the chat template puts it after each message")
+        ids.append(self._closing)
+        return ids
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of `ids`; for reading, never to be encoded again."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
@@ -108,7 +126,9 @@ class Renderer:
         closing = self._closing_id()
         if closing is not None:
             found.add(closing)
-        if not found:
+        if found:
+            self._closing = next(token for token in (closing, eos, min(found)) if token is not None)
+        else:
             raise ModelError(
                 f"the model in {model_dir} names no token that ends an answer",
                 remedy="Set eos_token in tokenizer_config.json or eos_token_id in generation_config.json",

@@ -8,8 +8,7 @@ share is trainable in the first branch only.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from headway.core.records import (
     FLAGS,
@@ -112,22 +111,3 @@ class TurnRecorder:
                 turns.append(TurnSpan(at, num_sampled))
         temperature, streams = self.turns[path[0]].temperature, self.turns[path[-1]].streams
         return TrainingSample(ids, trainable, logprobs, merge_spans(spans), temperature, streams, turns)
-
-
-class Piece(NamedTuple):
-    """A run of neighbouring tokens that are all trained or all masked."""
-
-    text: str
-    trained: bool
-    num_tokens: int
-
-
-def pieces(sample: TrainingSample, decode: Callable[[Sequence[int]], str]) -> list[Piece]:
-    """Cut a sample where the mask changes, for printing."""
-    found: list[Piece] = []
-    start = 0
-    for at in range(1, len(sample.trainable) + 1):
-        if at == len(sample.trainable) or sample.trainable[at] != sample.trainable[start]:
-            found.append(Piece(decode(sample.token_ids[start:at]), bool(sample.trainable[start]), at - start))
-            start = at
-    return found

@@ -5,10 +5,11 @@ config.toml       every setting as it was resolved
 journal.jsonl     every event, command and note; all metrics derive from it
 payloads/         tokens of finished rollouts
 checkpoints/      the trainer's checkpoints and the scheduler's snapshots
-weights/          the newest published versions, where shared memory has no room for them
+weights/          the newest published versions, where shared memory has no room for them; while it runs
 logs/             what each worker process wrote
 summary.json      the report's metrics, written at the end
 life.json         the process that drives the run, while it does
+.reserve          room for the journal's end should the disk be full, while it runs
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import fcntl
 import json
 import os
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,11 @@ from headway.core.errors import RunDirectoryError
 CONFIG, JOURNAL, SUMMARY, LIFE = "config.toml", "journal.jsonl", "summary.json", "life.json"
 
 
-def create(parent: Path, name: str) -> Path:
-    """Make a new run directory and return it.
+_FOLDERS = ("payloads", "checkpoints", "weights", "logs")
+
+
+def create(parent: Path, name: str, folders: Sequence[str] = _FOLDERS) -> Path:
+    """Make a new run directory with these folders in it, and return it.
 
     Raises RunDirectoryError when it exists already or cannot be made.
     """
@@ -37,7 +41,7 @@ def create(parent: Path, name: str) -> Path:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()
-        for folder in ("payloads", "checkpoints", "weights", "logs"):
+        for folder in folders:
             (path / folder).mkdir()
     except FileExistsError as error:
         if not parent.is_dir():
@@ -71,12 +75,15 @@ def free_name(parent: Path, name: str) -> str:
 
 
 @contextlib.contextmanager
-def claimed(path: Path) -> Generator[None]:
+def claimed(path: Path) -> Generator[bool]:
     """Let this process alone write into a run; the kernel takes the claim back when it dies.
 
-    Raises RunDirectoryError when another process has it. On a file system that locks no directories (NFS)
-    nothing is claimed, and `last_life` alone tells of others.
+    Yields whether the claim was made: on a file system that locks no directories (NFS) nothing is claimed,
+    and `last_life` and `begin_life` alone tell of others.
+
+    Raises RunDirectoryError when another process has it.
     """
+    claim = True
     handle = os.open(path, os.O_RDONLY)
     try:
         try:
@@ -87,8 +94,8 @@ def claimed(path: Path) -> Generator[None]:
                 f"another process is starting the run {path}", remedy="Stop it first."
             ) from error
         except OSError:
-            pass
-        yield
+            claim = False
+        yield claim
     finally:
         os.close(handle)
 
@@ -100,34 +107,113 @@ class LifeRecord:
     pid: int  # the driver's
     run_id: str  # labels its sandboxes
     weights_dir: str  # where it hands versions over
+    host: str = ""  # name of its machine
 
 
-def last_life(path: Path) -> LifeRecord | None:
+def this_host() -> str:
+    """Return the name of this machine."""
+    return os.uname().nodename
+
+
+def last_life(path: Path, *, alone: bool = False) -> LifeRecord | None:
     """Return the record that the last life left because it was killed, None when it ended by itself.
 
-    Raises RunDirectoryError when that life is still going.
+    Args:
+        path: of the run.
+        alone: whether this process has the claim, which a life that goes on would have.
+
+    Raises RunDirectoryError when that life is still going, or may be, and when its record cannot be read.
     """
-    file = path / LIFE
-    if not file.exists():
+    record = life_record(path)
+    if record is None:
         return None
-    record = LifeRecord(**json.loads(file.read_text(encoding="utf-8")))
-    if record.pid != os.getpid() and _is_headway(record.pid):
+    if alone or record.pid == os.getpid():
+        return record
+    if record.host not in ("", this_host()):
+        raise RunDirectoryError(
+            f"process {record.pid} of the machine {record.host} may still be running the run {path}",
+            remedy=f"Make sure that it is over, then delete {path / LIFE}.",
+        )
+    if _is_headway(record.pid):
         raise RunDirectoryError(
             f"process {record.pid} is still running the run {path}", remedy="Stop it first."
         )
     return record
 
 
+def driver_pid(path: Path) -> int | None:
+    """Return the process that drives a run now, None when none does.
+
+    One of another machine is taken at its word: nothing here tells whether it lives.
+    """
+    record = life_record(path)
+    if record is None:
+        return None
+    elsewhere = record.host not in ("", this_host())
+    return record.pid if elsewhere or _is_headway(record.pid) else None
+
+
+def life_record(path: Path) -> LifeRecord | None:
+    """Return the record of the life that goes on or was killed, None when there is none.
+
+    Raises RunDirectoryError when it cannot be read.
+    """
+    file = path / LIFE
+    try:
+        plain: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(plain["pid"], int):
+            raise TypeError("pid must be a number")
+        return LifeRecord(**plain)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RunDirectoryError(
+            f"{file} must say which process drives the run, and cannot be read: {error}",
+            remedy="Make sure that no process drives the run, then delete that file.",
+        ) from error
+
+
 def begin_life(path: Path, record: LifeRecord) -> None:
-    """Note that this process drives the run, whole or not at all."""
-    temporary = path / f"{LIFE}.new"
+    """Note that this process drives the run, whole or not at all.
+
+    Raises RunDirectoryError when another process was faster.
+    """
+    temporary = path / f"{LIFE}.{record.pid}"
     temporary.write_text(json.dumps(asdict(record)) + "\n")
-    temporary.replace(path / LIFE)
+    try:
+        os.link(temporary, path / LIFE)  # unlike a rename it fails where there is one
+    except FileExistsError as error:
+        raise RunDirectoryError(
+            f"another process has just begun to run {path}", remedy="Stop one of the two."
+        ) from error
+    finally:
+        temporary.unlink()
 
 
 def end_life(path: Path) -> None:
     """Take back `begin_life`: nothing is left outside the run directory."""
     (path / LIFE).unlink(missing_ok=True)
+
+
+def bury(path: Path, record: LifeRecord) -> None:
+    """Remove the record of a life that was killed.
+
+    Raises RunDirectoryError when another process did, and runs the run by now.
+    """
+    mine = path / f"{LIFE}.{os.getpid()}"
+    try:
+        (path / LIFE).rename(mine)  # one process at most gets it
+        found = mine.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        found = ""
+    if found == "" or LifeRecord(**json.loads(found)) != record:
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            os.link(mine, path / LIFE)
+        mine.unlink(missing_ok=True)
+        raise RunDirectoryError(
+            f"another process has just begun to run {path}", remedy="Stop one of the two."
+        )
+    mine.unlink()
 
 
 def _is_headway(pid: int) -> bool:

@@ -1,7 +1,7 @@
 """An environment worker's process: rollouts as coroutines, their sandboxes, and the verifiers.
 
 Consumes commands from the driver; asks the generators for tokens over connections of its own; writes payloads
-to its own file. Its events go to the driver. When the driver says stop, every rollout is cancelled and
+to its own files. Its events go to the driver. When the driver says stop, every rollout is cancelled and
 every sandbox ended before the process leaves.
 """
 
@@ -26,6 +26,7 @@ from headway.core.events import CommandRefused, RolloutFailed, ScoreFailed, Work
 from headway.core.payload import PayloadWriter
 from headway.core.protocols import EngineCapabilities, Environment
 from headway.core.records import ROUTED_EXPERTS, Message
+from headway.core.segments import segments
 from headway.environments.faults import describe_exception
 from headway.environments.generation import GenerationLimits
 from headway.environments.host import HostSettings, RolloutHost
@@ -61,7 +62,10 @@ async def serve(job: Job, link: Link) -> None:
         await provider.preflight()
     can = expected_capabilities(config)
     engines = {replica: RemoteEngine(at, replica, can) for replica, at in job.generators}
-    payloads = PayloadWriter(payload_dir(job.run_dir), f"{job.name}.{job.lineage}.bin")
+    writer = f"{job.name}.{job.lineage}"
+    payloads = PayloadWriter(
+        payload_dir(job.run_dir), f"{writer}.bin", segments(writer, config.retention.sample_groups)
+    )
     host = RolloutHost(
         environment=environments[""],
         engines=engines,

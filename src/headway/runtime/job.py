@@ -36,6 +36,11 @@ def payload_dir(run_dir: Path) -> Path:
     return run_dir / "payloads"
 
 
+def weights_dir(run_dir: Path) -> Path:
+    """Return where versions are handed over when shared memory has no room for them."""
+    return run_dir / "weights"
+
+
 def checkpoint_dir(run_dir: Path) -> Path:
     """Return where a run's checkpoints are."""
     return run_dir / "checkpoints"

@@ -7,28 +7,35 @@ case no process and no sandbox is left.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from headway.algorithms.advantages.signal import signal_function
 from headway.config.compose import Config
+from headway.config.stages import Change
 from headway.core.clock import RunClock
-from headway.core.errors import HeadwayError, WorkerDiedError
-from headway.core.events import Event, StopAsked
+from headway.core.errors import DiskFullError, HeadwayError, WorkerDiedError
+from headway.core.events import CheckpointDone, Event, Noticed, StopAsked
 from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.queue.verdict import verdict_function
-from headway.runtime import directory, snapshots
+from headway.runtime import directory, reserve, retention, snapshots
+from headway.runtime.control import Control, control_address
 from headway.runtime.crew import Crew, Death, Worker
-from headway.runtime.job import Job, Role
+from headway.runtime.housekeeper import Housekeeper, Tidy
+from headway.runtime.job import Job, Role, checkpoint_dir, weights_dir
+from headway.runtime.kept import best_checkpoint
 from headway.runtime.live import LiveDriver, Share, Threads
+from headway.runtime.view import View
 from headway.runtime.wire import address
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.telemetry.journal_writer import JournalWriter
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
     from headway.core.commands import Finish, RestartWorker
 
 _VERSIONS_AT_ONCE = 5  # kept, being written, being read
+_BYTES_PER_VALUE = 4
+_TENSORS_SAVED = 3  # of each trained one: itself and the optimizer's two moments
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
@@ -57,7 +66,12 @@ class Prepared:
     clock_offset_s: float
     lineage: int
     checkpoint: Path | None
-    say: Callable[[str], None]
+    view: View
+    earlier: tuple[Change, ...] = ()  # settings that changed since the run began
+
+    def say(self, line: str) -> None:
+        """Show a line that stays."""
+        self.view.say(line)
 
 
 def calm_collector() -> None:
@@ -75,21 +89,33 @@ def live(prepared: Prepared) -> int:
 
     Raises the original error of a worker that died.
     """
+    with contextlib.closing(prepared.view):
+        return _live(prepared)
+
+
+def _live(prepared: Prepared) -> int:
     calm_collector()
     run_dir = prepared.run_dir
-    record = directory.LifeRecord(os.getpid(), prepared.run_id, str(_weights_dir(prepared)))
+    record = directory.LifeRecord(
+        os.getpid(), prepared.run_id, str(_weights_dir(prepared)), directory.this_host()
+    )
     directory.begin_life(run_dir, record)
-    try:
-        Path(record.weights_dir).mkdir(mode=0o700, exist_ok=True)
-        finish, death = asyncio.run(_Life(prepared, Path(record.weights_dir)).run())
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        prepared.say(f"stopped at once; `headway resume {run_dir}` goes on from the last checkpoint")
-        return EXIT_INTERRUPTED
-    finally:
-        sweep(prepared.config, record)
-        prepared.journal.close()
-        directory.write_summary(run_dir, prepared.metrics.summary())
-        directory.end_life(run_dir)
+    with ExitStack() as ending:  # from the last to the first, whatever one of them raises
+        ending.callback(directory.end_life, run_dir)
+        ending.callback(_write_summary, prepared)
+        ending.callback(prepared.journal.close)
+        ending.callback(sweep, prepared.config, record, run_dir)
+        try:
+            Path(record.weights_dir).mkdir(mode=0o700, exist_ok=True)
+            finish, death = asyncio.run(_Life(prepared, Path(record.weights_dir)).run())
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            prepared.say(f"stopped at once; `headway resume {run_dir}` goes on from the last checkpoint")
+            return EXIT_INTERRUPTED
+        except (DiskFullError, BaseExceptionGroup) as error:  # no room to journal how it ended
+            if not isinstance(first_of(error), DiskFullError):
+                raise
+            prepared.say(f"error: {first_of(error)}")
+            return EXIT_FAILED
     if finish.failed:
         prepared.say(
             f"the run stays in {run_dir}; `headway resume {run_dir}` goes on from its last checkpoint"
@@ -101,10 +127,31 @@ def live(prepared: Prepared) -> int:
     return EXIT_INTERRUPTED if finish.outcome == "interrupted" else EXIT_OK
 
 
-def sweep(config: Config, record: directory.LifeRecord) -> None:
-    """Remove what a life had outside its run directory: sandboxes, and weights in shared memory."""
+def sweep(config: Config, record: directory.LifeRecord, run_dir: Path) -> None:
+    """Remove what only a life needs: its sandboxes, and the versions that it handed over."""
     asyncio.run(BubblewrapProvider(config.sandbox).reap(record.run_id))
     shutil.rmtree(record.weights_dir, ignore_errors=True)
+    shutil.rmtree(weights_dir(run_dir), ignore_errors=True)
+
+
+def first_of(error: BaseException) -> BaseException:
+    """Return the first error in nested groups of them."""
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return first_of(group.exceptions[0])
+    return error
+
+
+def _write_summary(prepared: Prepared) -> None:
+    """Write the summary; a report has it from the journal all the same, so that a failure is no fault."""
+    reserve.give_up(prepared.run_dir)
+    try:
+        directory.write_summary(prepared.run_dir, prepared.metrics.summary())
+    except OSError as error:
+        prepared.say(
+            f"warning: {prepared.run_dir / directory.SUMMARY} cannot be written: {error.strerror}; "
+            f"`headway report {prepared.run_dir}` has what it would hold"
+        )
 
 
 def _original(death: Death) -> HeadwayError:
@@ -118,14 +165,22 @@ def _original(death: Death) -> HeadwayError:
 def _weights_dir(prepared: Prepared) -> Path:
     """Return where versions are handed over: shared memory where enough is free, else the run directory."""
     shared = Path("/dev/shm")
-    facts, trainer = model_facts(prepared.model_dir), prepared.config.trainer
-    num_params = (
-        facts.num_params if trainer.full else facts.lora_params(trainer.lora_rank, trainer.lora_targets)
-    )
-    needed = 4 * num_params * _VERSIONS_AT_ONCE
+    needed = _BYTES_PER_VALUE * _num_trained(prepared) * _VERSIONS_AT_ONCE
     if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > needed:
         return shared / f"headway-weights-{prepared.run_id}"
-    return prepared.run_dir.absolute() / "weights"
+    return weights_dir(prepared.run_dir.absolute())
+
+
+def _checkpoint_bytes(prepared: Prepared) -> int:
+    """Return what a checkpoint takes: the newest one, or what the trained weights and the optimizer make."""
+    if known := [num_bytes for num_bytes in prepared.metrics.checkpoints.values() if num_bytes]:
+        return known[-1]
+    return _TENSORS_SAVED * _BYTES_PER_VALUE * _num_trained(prepared)
+
+
+def _num_trained(prepared: Prepared) -> int:
+    facts, trainer = model_facts(prepared.model_dir), prepared.config.trainer
+    return facts.num_params if trainer.full else facts.lora_params(trainer.lora_rank, trainer.lora_targets)
 
 
 class _Life:
@@ -135,39 +190,80 @@ class _Life:
         self._threads = divide_cores(prepared.config)
         self._stops_asked = 0
         self._driver: LiveDriver
+        self._housekeeper: Housekeeper
         self._crew: Crew
         self._tasks: asyncio.TaskGroup
 
     async def run(self) -> tuple[Finish, Death | None]:
         prepared = self._prepared
+        clock = RunClock(prepared.clock_offset_s)
         driver = LiveDriver(
             prepared.scheduler,
             prepared.journal,
-            RunClock(prepared.clock_offset_s),
+            clock,
             prepared.metrics,
             next_seq=prepared.next_seq,
             advantages=signal_function(prepared.config.algorithm),
             verdict=verdict_function(prepared.config.acceptance),
             threads=self._threads,
             restart=self._restart,
-            save_snapshot=lambda seq: snapshots.write(
-                prepared.run_dir, prepared.scheduler, seq, prepared.config.checkpoint.keep
-            ),
-            say=prepared.say,
+            checkpointed=self._checkpointed,
+            keep=self._best_checkpoint,
+            give_up_reserve=lambda: reserve.give_up(prepared.run_dir),
+            view=prepared.view,
         )
         self._driver = driver
         self._crew = crew = Crew(driver.inbox.put_nowait)
         self._watch_signals(driver)
+        loop = asyncio.get_running_loop()
+        self._housekeeper = housekeeper = Housekeeper(
+            prepared.run_dir,
+            self._weights_dir,
+            _checkpoint_bytes(prepared),
+            lambda found: loop.call_soon_threadsafe(driver.inbox.put_nowait, found),
+        )
+        housekeeper.start()
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 for job in self._jobs():
                     self._attend(await crew.start(job))
+                fresh = tasks.create_task(prepared.view.keep_fresh(clock.now))
+                control = tasks.create_task(self._control(driver))
                 finish = await driver.run(prepared.first)
+                control.cancel()
                 await crew.stop(prepared.config.run.exit_timeout_s)
+                fresh.cancel()
         finally:
             crew.kill()
+            housekeeper.stop()
+        await asyncio.sleep(0)  # what the last measurement found is in the inbox then
+        driver.take_stats()
         return finish, crew.death
+
+    async def _control(self, driver: LiveDriver) -> None:
+        prepared = self._prepared
+        control = Control(prepared.run_dir / directory.CONFIG, prepared.earlier, driver.inbox.put_nowait)
+        await control.serve(control_address(prepared.run_id, os.getpid()))
+
+    def _checkpointed(self, seq: int, event: CheckpointDone) -> None:
+        """Save the scheduler's state, and let go what nobody needs; the journal is synced."""
+        prepared, config = self._prepared, self._prepared.config
+        try:
+            snapshots.write(prepared.run_dir, prepared.scheduler, seq, config.checkpoint.keep)
+        except OSError as error:  # it spares a replay and nothing else
+            text = f"the scheduler's snapshot cannot be written: {error.strerror}; a resume takes longer"
+            self._driver.inbox.put_nowait(Noticed("snapshot", text))
+        needs = retention.needs_of(prepared.scheduler.state, writer_life=prepared.lineage)
+        ages = dict(prepared.metrics.segment_ages.newest)
+        self._housekeeper.tidy(Tidy(needs, config.retention, ages, event.num_bytes))
+
+    def _best_checkpoint(self) -> tuple[int, ...]:
+        """Return the step of the checkpoint with the best evaluation, when the settings keep it."""
+        prepared = self._prepared
+        if not prepared.config.checkpoint.keep_best:
+            return ()
+        return best_checkpoint(prepared.metrics, checkpoint_dir(prepared.run_dir))
 
     def _attend(self, worker: Worker) -> None:
         self._driver.connect(worker.job.role, worker.job.name, worker.link)
@@ -191,7 +287,8 @@ class _Life:
                 main.cancel()
                 return
             ending = self._prepared.scheduler.state.phase == "stopping"
-            what = "the run is ending already" if ending else "finishing the step, then saving"
+            doing = "ending" if self._prepared.config.eval.only else "finishing the step, then saving"
+            what = "the run is ending already" if ending else doing
             self._prepared.say(f"{name}: {what}; once more ends at once")
             driver.inbox.put_nowait(StopAsked(name))
 
@@ -203,7 +300,8 @@ class _Life:
         generators = tuple((name, address(self._prepared.run_id, name)) for name in names)
         for name, at in generators:
             yield replace(self._job("generator", name, self._threads.generator.alone), address=at)
-        yield self._job("trainer", "trainer", self._threads.trainer.alone)
+        if not self._prepared.config.eval.only:
+            yield self._job("trainer", "trainer", self._threads.trainer.alone)
         for index in range(self._prepared.config.environment.workers):
             yield replace(self._job("environment", f"environment{index}", 1), generators=generators)
 

@@ -3,6 +3,7 @@
 Consumes the inbox, which worker connections and signals fill; waits for the next event or for the time that
 the scheduler asked to be woken at. Each event is journalled with its commands before the commands run.
 It decides nothing: a command that it cannot carry out becomes CommandRefused.
+When the disk is full, the room that the run set aside takes the end of the journal.
 """
 
 from __future__ import annotations
@@ -33,18 +34,21 @@ from headway.core.commands import (
     Train,
     WakeAt,
 )
+from headway.core.errors import DiskFullError
 from headway.core.events import (
     CheckpointDone,
     CommandRefused,
     DeadlinePassed,
+    DiskFull,
     Event,
     GroupSignal,
     RolloutEnded,
     RolloutFailed,
     StepEnded,
+    WorkerJoined,
     WorkerLost,
 )
-from headway.core.notes import RolloutSettled
+from headway.core.notes import EvalEnded, RolloutSettled
 from headway.runtime.signals import SignalThread
 from headway.telemetry.progress import Progress
 from headway.telemetry.records import Entry, Stat
@@ -52,11 +56,13 @@ from headway.telemetry.records import Entry, Stat
 if TYPE_CHECKING:
     from headway.queue.scheduler import Scheduler
     from headway.queue.verdict import Verdict
+    from headway.runtime.view import View
     from headway.runtime.wire import Link
     from headway.telemetry.journal_writer import JournalWriter
     from headway.telemetry.metrics import RunMetrics
 
 Advantages = Callable[[Signal], GroupSignal]
+Stats = dict[str, float]
 
 _STAT_EVERY_S = 5.0
 _SYNC_EVERY_S = 1.0
@@ -94,23 +100,28 @@ class LiveDriver:
         verdict: Verdict | None = None,
         threads: Threads,
         restart: Callable[[RestartWorker], None],
-        save_snapshot: Callable[[int], None],
-        say: Callable[[str], None],
+        checkpointed: Callable[[int, CheckpointDone], None],
+        keep: Callable[[], tuple[int, ...]],
+        give_up_reserve: Callable[[], bool],
+        view: View,
     ) -> None:
-        self.inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self.inbox: asyncio.Queue[Event | Stats] = asyncio.Queue()
         self.finish: Finish | None = None
         self._loop = asyncio.get_running_loop()
         self._scheduler = scheduler
         self._journal = journal
         self._clock = clock
         self._metrics = metrics
-        self._progress = Progress(metrics)
+        self._progress = Progress(metrics, view.width)
         self._seq = next_seq
         self._signals = SignalThread(advantages, self._from_thread, verdict)
         self._threads = threads
         self._restart = restart
-        self._save_snapshot = save_snapshot
-        self._say = say
+        self._checkpointed = checkpointed
+        self._keep = keep
+        self._kept: tuple[int, ...] = ()  # what the trainer was told last
+        self._give_up_reserve = give_up_reserve
+        self._view = view
         self._links: dict[str, Link] = {}
         self._environments: list[str] = []
         self._unusable: set[str] = set()  # generators that came back and may not answer yet
@@ -131,18 +142,30 @@ class LiveDriver:
         self._given = (0, 0)  # it knows of no threads yet
         if role == "environment" and name not in self._environments:
             self._environments.append(name)
+        elif role == "trainer":
+            self._kept = ()
 
     async def run(self, first: Sequence[Event]) -> Finish:
         """Handle events until Finish; `first` come before any other."""
         for event in first:
             self._handle(event)
         while self.finish is None:
-            event = await self._next()
-            self._handle(event)
+            what = await self._next()
+            if isinstance(what, dict):
+                self._write_stat(what)
+            else:
+                self._handle(what)
         self._tick(force=True)
         return self.finish
 
-    async def _next(self) -> Event:
+    def take_stats(self) -> None:
+        """Write down the measurements that are still in the inbox; events come too late."""
+        while not self.inbox.empty():
+            what = self.inbox.get_nowait()
+            if isinstance(what, dict):
+                self._write_stat(what)
+
+    async def _next(self) -> Event | Stats:
         """Return the next event, or DeadlinePassed at the time that the scheduler asked for."""
         if self._wake_at_s is None:
             return await self.inbox.get()
@@ -161,12 +184,14 @@ class LiveDriver:
         now = round(self._clock.now(), _TIME_DIGITS)
         commands, notes = self._scheduler.handle(event, now)
         self._scheduler_s += stopwatch() - began
-        self._journal.write_event(self._seq, now, event, commands, notes)
+        if self._scheduler.state.outcome == "disk_full":
+            self._give_up_reserve()
+        self._write(lambda: self._journal.write_event(self._seq, now, event, commands, notes))
         entry = Entry(self._seq, now, event, tuple(commands), tuple(notes))
         self._seq += 1
         if isinstance(event, CheckpointDone):
-            self._journal.sync()  # first: a snapshot must not know of more than the journal
-            self._save_snapshot(entry.seq)
+            self._write(self._journal.sync)  # first: a snapshot must not know of more than the journal
+            self._checkpointed(entry.seq, event)
         for command in commands:
             self._obey(command)
         self._open_replicas()
@@ -176,15 +201,17 @@ class LiveDriver:
                 self._owner.pop(note.rollout, None)
                 self._generating.discard(note.rollout)
         self._metrics.feed(entry)
+        self._tell_kept(entry)
+        self._view.feed(entry)
         for line in self._progress.after(entry):
-            self._say(line)
+            self._view.say(line)
         self._tick()
 
     def _tick(self, *, force: bool = False) -> None:
         now = self._clock.now()
         if force or now >= self._sync_at_s:
             self._sync_at_s = now + _SYNC_EVERY_S
-            self._journal.sync()
+            self._write(self._journal.sync)
         if force or now >= self._stat_at_s:
             self._stat_at_s = now + _STAT_EVERY_S
             values = {
@@ -192,8 +219,33 @@ class LiveDriver:
                 "scheduler_s": self._scheduler_s,
                 "journal_s": self._journal.spent_s,
             }
-            self._journal.write_stat(now, values)
-            self._metrics.feed(Stat(now, values))
+            self._write_stat(values)
+
+    def _write_stat(self, values: Stats) -> None:
+        now = self._clock.now()
+        self._write(lambda: self._journal.write_stat(now, values))
+        self._metrics.feed(Stat(now, values))
+        self._view.feed(Stat(now, values))
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Write to the journal; when the disk is full, with the room that was set aside, and end the run."""
+        try:
+            write()
+        except DiskFullError as error:
+            if not self._give_up_reserve():
+                raise
+            write()
+            self.inbox.put_nowait(DiskFull("driver", str(error)))
+
+    def _tell_kept(self, entry: Entry) -> None:
+        """Tell the trainer which checkpoints stay because of their evaluations."""
+        changes = any(isinstance(note, EvalEnded) for note in entry.notes)
+        if not changes and not isinstance(entry.event, (CheckpointDone, WorkerJoined)):
+            return
+        kept = self._keep()
+        if kept != self._kept and "trainer" in self._links:
+            self._kept = kept
+            self._links["trainer"].send("keep", kept)
 
     def _from_thread(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self.inbox.put_nowait, event)
@@ -260,4 +312,5 @@ class LiveDriver:
         self._given = wanted
         for name in self._scheduler.state.replicas:
             self._links[name].send("threads", wanted[0])
-        self._links["trainer"].send("threads", wanted[1])
+        if "trainer" in self._links:  # a run that only evaluates has none
+            self._links["trainer"].send("threads", wanted[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headway.config.compose import Config
 from headway.config.load import load_config
@@ -11,15 +11,20 @@ from headway.config.stages import Change, change, idle_at_this_stage, value_of
 from headway.core.codec import to_plain
 from headway.core.errors import RunDirectoryError, UserError
 from headway.core.events import RunResumed, SettingChanged
-from headway.queue.state import CARRIED
-from headway.runtime import directory, snapshots
-from headway.runtime.job import checkpoint_dir
+from headway.core.payload import split_reference
+from headway.core.schema import is_named, keys_of, sections_of
+from headway.queue.state import ACTIVE, CARRIED
+from headway.runtime import directory, reserve, retention, snapshots
+from headway.runtime.job import checkpoint_dir, payload_dir
 from headway.runtime.life import Prepared, live, sweep
-from headway.runtime.train import model_directory, run_id, say, say_aside, scheduler_settings
+from headway.runtime.sinks import with_sinks
+from headway.runtime.train import model_directory, run_id, say_aside, scheduler_settings
+from headway.runtime.view import open_view, say
 from headway.telemetry.journal import read_journal, truncate_torn_tail
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
-from headway.trainer.checkpoints import latest_checkpoint, read_checkpoint
+from headway.telemetry.tensorboard import require_tensorboard
+from headway.trainer.checkpoints import complete_checkpoints, find_checkpoint, read_checkpoint, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 
     from headway.queue.state import State
     from headway.telemetry.journal import Journal
+    from headway.telemetry.settings import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +44,34 @@ class Stage:
     changes: list[Change]  # of this resume
     before: Config  # this resume
     idle: list[str]  # lines on settings without effect
+    earlier: list[Change]  # of earlier lives
 
 
-def resume(run_dir: Path, overrides: Sequence[str] = ()) -> int:
+def resume(run_dir: Path, overrides: Sequence[str] = (), *, view: Choice | None = None) -> int:
     """Go on with a run, with `key=value` changes of its settings; return the exit code.
+
+    `view` takes the place of `telemetry.view`.
 
     Raises RunDirectoryError when it is not a run or is still running, JournalError when its journal is
     damaged, ConfigError when a setting may not change or not so.
     """
-    with directory.claimed(run_dir):
-        return _resume(run_dir, overrides)
+    with directory.claimed(run_dir) as alone:
+        return _resume(run_dir, overrides, view, directory.last_life(run_dir, alone=alone))
 
 
-def _resume(run_dir: Path, overrides: Sequence[str]) -> int:
-    killed = directory.last_life(run_dir)
+def _resume(
+    run_dir: Path, overrides: Sequence[str], view: Choice | None, killed: directory.LifeRecord | None
+) -> int:
     path = run_dir / directory.JOURNAL
     truncate_torn_tail(path)
     journal = read_journal(run_dir)
     stage = _stage(run_dir, journal, overrides)
+    shown = stage.config.telemetry
+    if shown.tensorboard:
+        require_tensorboard("telemetry.tensorboard")
     if killed is not None:
-        sweep(stage.began, killed)
-        directory.end_life(run_dir)
+        sweep(stage.began, killed, run_dir)
+        directory.bury(run_dir, killed)
     scheduler, next_seq, last_s = snapshots.rebuild(run_dir, scheduler_settings(stage.began), journal)
     state = scheduler.state
     if state.phase == "finished" and state.outcome not in CARRIED:
@@ -70,20 +83,30 @@ def _resume(run_dir: Path, overrides: Sequence[str]) -> int:
     for line in stage.idle:
         say_aside(line)
     model_dir = model_directory(stage.config)
-    checkpoint = latest_checkpoint(checkpoint_dir(run_dir), state.forks)
+    checkpoint, damaged = find_checkpoint(checkpoint_dir(run_dir), state.forks)
     step = int(read_checkpoint(checkpoint)["step"]) if checkpoint is not None else 0
     if step < state.contained:
+        why = "; ".join(damaged) or f"there is none of step {state.contained} or later"
         raise RunDirectoryError(
-            f"no checkpoint of {run_dir} is whole, and what its first {state.contained} steps trained is "
-            "remembered no longer",
-            remedy="Restore one of checkpoints/ from a copy, or begin a new run; checkpoint.keep keeps more.",
+            f"no checkpoint of {run_dir} that the run can go on from is whole: {why}",
+            remedy=f"Restore one of step {state.contained} or later in {checkpoint_dir(run_dir)} from a "
+            "copy, or begin a new run; checkpoint.keep keeps more.",
         )
+    payloads_are_there(run_dir, state, step)
+    retention.remove(retention.spare_snapshots(payload_dir(run_dir), retention.needs_of(state)))
+    reserve.take(run_dir)
     lineage = state.lineage + 1
     metrics = RunMetrics.of(journal)
     say(f"run directory: {run_dir}")
+    for line in damaged:
+        say(f"warning: {line}")
     if step < state.saved_step:
-        lost = f"the checkpoint of step {state.saved_step}"
-        say(f"warning: {lost} is damaged or gone; going on from step {step}")
+        if not damaged:
+            say(f"warning: the checkpoint of step {state.saved_step} is gone")
+        say(
+            f"going on from step {step}: the steps up to {state.step} are taken again, with the rollouts "
+            "that they had"
+        )
     for key, value in stage.changes:
         say(f"{key} = {value!r} from now on (was {value_of(stage.before, key)!r})")
     changes = (SettingChanged(key, to_plain(value), checked=True) for key, value in stage.changes)
@@ -96,23 +119,62 @@ def _resume(run_dir: Path, overrides: Sequence[str]) -> int:
             scheduler=scheduler,
             journal=JournalWriter(path, append=True),
             metrics=metrics,
-            first=(RunResumed(lineage, step, last_s), *changes),
+            first=(RunResumed(lineage, step, last_s, _whole_checkpoints(run_dir, state)), *changes),
             next_seq=next_seq,
             clock_offset_s=last_s,
             lineage=lineage,
             checkpoint=checkpoint,
-            say=say,
+            view=with_sinks(
+                open_view(view or shown.view, run_dir.name, metrics, journal.header),
+                shown,
+                run_dir,
+                metrics,
+                journal.header,
+            ),
+            earlier=(*stage.earlier, *stage.changes),
         )
     )
+
+
+def _whole_checkpoints(run_dir: Path, state: State) -> tuple[int, ...]:
+    """Return the steps of the checkpoints that a rollback may go back to, of those that the run remembers."""
+    found = {step_of(path) for path in complete_checkpoints(checkpoint_dir(run_dir))}
+    return tuple(step for step in state.saved_steps if step in found)
+
+
+def payloads_are_there(run_dir: Path, state: State, step: int) -> None:
+    """Raise RunDirectoryError when a payload is gone or cut short that a resume from `step` needs."""
+    sizes: dict[str, int] = {}
+    missing: list[str] = []
+    files: set[str] = set()
+    for group in state.groups.values():
+        if group.purpose == "eval" or (group.stage == "trained" and group.step <= step):
+            continue
+        for rollout in group.rollouts:
+            if not rollout.payload or rollout.station in (*ACTIVE, "lost"):
+                continue
+            name, offset, length = split_reference(rollout.payload)
+            path = payload_dir(run_dir) / name
+            if name not in sizes:
+                sizes[name] = path.stat().st_size if path.is_file() else 0
+            if sizes[name] < offset + length:
+                missing.append(rollout.id)
+                files.add(name)
+    if missing:
+        raise RunDirectoryError(
+            f"the payloads of {len(missing)} finished rollouts ({missing[0]}, ...) that are still to be "
+            f"trained are gone or cut short in {', '.join(sorted(files))}",
+            remedy=f"Restore these files in {payload_dir(run_dir)} from a copy, or begin a new run.",
+        )
 
 
 def _stage(run_dir: Path, journal: Journal, overrides: Sequence[str]) -> Stage:
     path = run_dir / directory.CONFIG
     began = load_config(path, ())
-    if to_plain(began) != journal.header.config:
+    if edits := _edits(to_plain(began), journal.header.config):
         raise RunDirectoryError(
-            f"{path} is not the config that the run began with",
-            remedy="Undo the change; settings change by `headway resume RUN key=value`.",
+            f"{path} is not the config that the run began with: {'; '.join(edits)}",
+            remedy="Undo that; settings change by `headway resume RUN key=value`.",
         )
     earlier = [
         (entry.event.key, entry.event.value)
@@ -122,7 +184,26 @@ def _stage(run_dir: Path, journal: Journal, overrides: Sequence[str]) -> Stage:
     before, _ = change(path, earlier, ())
     config, changes = change(path, earlier, overrides)
     idle = idle_at_this_stage(config, path, earlier, overrides)
-    return Stage(config, began, changes, before, idle)
+    return Stage(config, began, changes, before, idle, earlier)
+
+
+def _edits(now: dict[str, Any], began: dict[str, Any]) -> list[str]:
+    """Return what differs from the journal's config, in words.
+
+    A setting that the journal does not have is newer than the run, which began with its default.
+    """
+    words: list[str] = []
+    for section, settings in sections_of(Config).items():
+        here, was = now[section], began.get(section, {})
+        keys = keys_of(settings).values()
+        defaults = {key.name: to_plain(key.default) for key in keys if not key.is_required}
+        if is_named(Config, section):
+            defaults = {}
+        for name in {**here, **was}:
+            value, before = here.get(name), was.get(name, defaults.get(name))
+            if value != before:
+                words.append(f"{section}.{name} is {value!r} (was {before!r})")
+    return words
 
 
 def _check_goes_on(stage: Stage, state: State, last_s: float, said: str) -> None:

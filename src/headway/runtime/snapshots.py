@@ -26,17 +26,24 @@ _PREFIX = "scheduler-"
 
 
 def write(run_dir: Path, scheduler: Scheduler, seq: int, keep: int) -> None:
-    """Save the state after the event `seq`, whole or not at all; only the newest `keep` are kept."""
+    """Save the state after the event `seq`, whole or not at all; only the newest `keep` are kept.
+
+    Raises OSError when it cannot be written.
+    """
     directory = checkpoint_dir(run_dir)
     state = ordered(scheduler.snapshot())  # the scheduler goes round its tables in the order they were made
     head = encoded({"seq": seq, "sha256": hashlib.sha256(state).hexdigest()})
     path = directory / f"{_PREFIX}{seq:012d}.json"
     temporary = path.with_suffix(".new")
-    with temporary.open("wb") as file:
-        file.write(head + b"\n" + state + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(head + b"\n" + state + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     for old in sorted(directory.glob(f"{_PREFIX}*.json"))[:-keep]:
         old.unlink()
 

@@ -18,18 +18,23 @@ from headway.models.load import model_facts
 from headway.queue.entry_settings import Source
 from headway.queue.scheduler import Scheduler
 from headway.queue.settings import SchedulerSettings, verify_places
-from headway.runtime import directory
+from headway.runtime import directory, reserve
 from headway.runtime.life import Prepared, live
+from headway.runtime.sinks import with_sinks
+from headway.runtime.view import View, open_view, say
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
+from headway.telemetry.tensorboard import require_tensorboard
 
 if TYPE_CHECKING:
-    from headway.config.compose import Config
+    from headway.config.compose import Config, SftConfig
+    from headway.config.model import ModelSettings
+    from headway.telemetry.settings import Choice
 
 
-def train(config: Config, *, config_path: Path) -> int:
-    """Run a new run to its end; return the exit code.
+def train(config: Config, *, config_path: Path, view: Choice | None = None) -> int:
+    """Run a new run to its end; return the exit code. `view` takes the place of `telemetry.view`.
 
     Raises UserError for anything that the user can mend, before a process is started where possible.
     """
@@ -38,14 +43,35 @@ def train(config: Config, *, config_path: Path) -> int:
     if not config.run.name:
         name = directory.free_name(parent, name)
     model_dir = model_directory(config)
-    config = _from_anywhere(config)
+    if config.telemetry.tensorboard:
+        require_tensorboard("telemetry.tensorboard")
+    config = config_from_anywhere(config)
     run_dir = directory.create(parent, name)
     with directory.claimed(run_dir):
-        return _first_life(config, run_dir, model_dir)
+        return first_life(config, run_dir, model_dir, view or config.telemetry.view)
 
 
-def _first_life(config: Config, run_dir: Path, model_dir: Path) -> int:
-    say(f"run directory: {run_dir}")
+def first_life(
+    config: Config,
+    run_dir: Path,
+    model_dir: Path,
+    view: Choice,
+    *,
+    subject: str = "",
+    aside: View | None = None,
+) -> int:
+    """Live the first life of a run in a directory that was made for it; return the exit code.
+
+    Args:
+        config: with absolute paths.
+        run_dir: the directory, claimed.
+        model_dir: the model, verified.
+        view: how progress is shown.
+        subject: what an evaluation measures, in words.
+        aside: a view that takes the place of `view`.
+    """
+    reserve.take(run_dir)
+    (aside.say if aside is not None else say)(f"run directory: {run_dir}")
     write_config(config, run_dir / directory.CONFIG)
     settings, facts, lora = scheduler_settings(config), model_facts(model_dir), config.trainer
     header = new_header(
@@ -57,9 +83,11 @@ def _first_life(config: Config, run_dir: Path, model_dir: Path) -> int:
         lora_params=None if lora.full else facts.lora_params(lora.lora_rank, lora.lora_targets),
         usd_per_hour=config.run.usd_per_hour,
         peak_flops_per_s=config.telemetry.peak_flops_per_s,
+        subject=subject,
     )
     journal = JournalWriter(run_dir / directory.JOURNAL)
     journal.write_header(header)
+    metrics = RunMetrics(header)
     return live(
         Prepared(
             config=config,
@@ -68,29 +96,38 @@ def _first_life(config: Config, run_dir: Path, model_dir: Path) -> int:
             model_dir=model_dir,
             scheduler=Scheduler(settings),
             journal=journal,
-            metrics=RunMetrics(header),
+            metrics=metrics,
             first=(RunStarted(),),
             next_seq=0,
             clock_offset_s=0.0,
             lineage=0,
             checkpoint=None,
-            say=say,
+            view=aside
+            or with_sinks(
+                open_view(view, run_dir.name, metrics, header), config.telemetry, run_dir, metrics, header
+            ),
         )
     )
 
 
-def _from_anywhere(config: Config) -> Config:
+def config_from_anywhere(config: Config) -> Config:
     """Return the config with absolute paths, so that a resume may be started in another directory."""
-    model, sandbox = Path(config.model.path).expanduser(), config.sandbox.directory
-    if model.is_dir() or (model.suffix == ".gguf" and model.is_file()):
-        config = replace(config, model=replace(config.model, path=str(model.absolute())))
+    config, sandbox = replace(config, model=placed(config.model)), config.sandbox.directory
     if sandbox:
         sandbox = str(Path(sandbox).expanduser().absolute())
         config = replace(config, sandbox=replace(config.sandbox, directory=sandbox))
     return config
 
 
-def model_directory(config: Config) -> Path:
+def placed(model: ModelSettings) -> ModelSettings:
+    """Return the settings with the absolute path of a model that is on this machine."""
+    path = Path(model.path).expanduser()
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+        return replace(model, path=str(path.absolute()))
+    return model
+
+
+def model_directory(config: Config | SftConfig) -> Path:
     """Return the checkpoint of `model.path`, verified.
 
     Raises ModelError when it is missing, incomplete or of an unknown family.
@@ -107,14 +144,6 @@ def model_directory(config: Config) -> Path:
 def say_aside(line: str) -> None:
     """Print a line that is no part of the run's own output, which begins with the run directory."""
     print(line, file=sys.stderr, flush=True)
-
-
-def say(line: str) -> None:
-    """Print one line at once; where nobody reads any more (`| head`), the run goes on without lines."""
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_id(run_dir: Path) -> str:

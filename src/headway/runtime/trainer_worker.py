@@ -7,12 +7,16 @@ second thread while the first goes on; a Rollback waits for the checkpoint that 
 
 Checkpoints beyond those that the run keeps go when the next one is begun, not when one is done: what the
 scheduler can ask to roll back to is there as long as it may ask.
+
+Where versions are handed over in shared memory and that is full, they go to the run directory from then on.
+What has no room there either becomes DiskFull, and a checkpoint that was not written leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,16 +24,19 @@ from typing import TYPE_CHECKING
 from headway.core.clock import stopwatch
 from headway.core.codec import finite_only
 from headway.core.commands import Checkpoint, Publish, Rollback, Train
+from headway.core.errors import DiskFullError
 from headway.core.events import (
     CheckpointDone,
+    DiskFull,
     Event,
+    Noticed,
     RolledBack,
     StepEnded,
     VersionPublished,
     WorkerJoined,
 )
-from headway.runtime.job import Job, checkpoint_dir, payload_dir
-from headway.trainer.checkpoints import checkpoint_path
+from headway.runtime.job import Job, checkpoint_dir, payload_dir, weights_dir
+from headway.trainer.checkpoints import checkpoint_path, num_bytes
 
 if TYPE_CHECKING:
     from headway.core.protocols import Trainer
@@ -45,19 +52,28 @@ async def serve(job: Job, link: Link) -> None:
         ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer") as compute,
         ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint") as writer,
     ):
-        desk = await loop.run_in_executor(compute, Desk, job, writer)
+
+        def notice(event: Event) -> None:
+            loop.call_soon_threadsafe(link.send, "event", event)
+
+        desk = await loop.run_in_executor(compute, Desk, job, writer, notice)
         link.send("event", WorkerJoined("trainer", job.name))
 
         async def obey(command: TrainerCommand) -> None:
-            answer = await loop.run_in_executor(compute, desk.obey, command)
-            if isinstance(answer, Future):
-                answer = await asyncio.wrap_future(answer)
+            try:
+                answer = await loop.run_in_executor(compute, desk.obey, command)
+                if isinstance(answer, Future):
+                    answer = await asyncio.wrap_future(answer)
+            except DiskFullError as error:
+                answer = DiskFull(job.name, str(error))
             link.send("event", answer)
 
         async with asyncio.TaskGroup() as tasks:
             while (message := await link.receive()) is not None and message[0] != "stop":
                 if message[0] == "threads":
                     desk.set_threads(message[1])
+                elif message[0] == "keep":
+                    desk.keep = message[1]
                 else:
                     tasks.create_task(obey(message[1]))
         await loop.run_in_executor(compute, desk.retain)
@@ -66,8 +82,12 @@ async def serve(job: Job, link: Link) -> None:
 class Desk:
     """Carries out commands, in the computing thread."""
 
-    def __init__(self, job: Job, writer: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, job: Job, writer: ThreadPoolExecutor, notice: Callable[[Event], object] = lambda event: None
+    ) -> None:
         self.trainer = build_trainer(job)
+        self.keep: tuple[int, ...] = ()  # steps whose checkpoints stay beside those that the settings name
+        self._notice = notice
         self._job = job
         self._writer = writer
         self._lineage = job.lineage
@@ -88,9 +108,9 @@ class Desk:
             case Train():
                 return take_step(self.trainer, command)
             case Publish():
-                manifest, num_bytes = self.trainer.publish(command.lineage, command.number)
+                manifest, size = self._publish(command)
                 publish_s = stopwatch() - began
-                return VersionPublished(command.lineage, command.number, publish_s, manifest, num_bytes)
+                return VersionPublished(command.lineage, command.number, publish_s, manifest, size)
             case Checkpoint():
                 return self._save(command.step)
             case Rollback():
@@ -101,7 +121,20 @@ class Desk:
         if self._writing is not None:
             self._writing.exception()
         if self._saved is not None:
-            self.trainer.retain(self._saved)
+            self.trainer.retain(self._saved, self.keep)
+
+    def _publish(self, command: Publish) -> tuple[str, int]:
+        try:
+            return self.trainer.publish(command.lineage, command.number)
+        except DiskFullError as error:
+            elsewhere = weights_dir(self._job.run_dir)
+            if self._job.weights_dir == elsewhere:
+                raise
+            text = f"{error.rule}; versions are handed over in {elsewhere} from now on, which is slower"
+            self._notice(Noticed("weights_moved", text))
+        self._job = dataclasses.replace(self._job, weights_dir=elsewhere)
+        self.trainer.publish_to(elsewhere)
+        return self.trainer.publish(command.lineage, command.number)
 
     def _save(self, step: int) -> Future[Event]:
         began = stopwatch()
@@ -111,7 +144,7 @@ class Desk:
         def finish() -> Event:
             path = write()
             self._saved = step
-            return CheckpointDone(step, path, stopwatch() - began)
+            return CheckpointDone(step, path, stopwatch() - began, num_bytes(Path(path)))
 
         self._writing = self._writer.submit(finish)
         return self._writing
@@ -161,4 +194,5 @@ def build_trainer(job: Job) -> Trainer:
         checkpoint_dir=checkpoint_dir(job.run_dir),
         seed=config.run.seed,
         keep_checkpoints=config.checkpoint.keep,
+        keep_every_steps=config.checkpoint.keep_every_steps,
     )

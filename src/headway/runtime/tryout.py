@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from headway.core.events import Scored, ToolEnded
+from headway.core.events import Scored
 from headway.environments.registry import build
 from headway.environments.trial import Trial
 from headway.environments.trial import try_once as run_trial
@@ -14,6 +14,9 @@ from headway.runtime.environment_worker import check_prompts, generation_limits,
 from headway.runtime.generator_worker import build_engine
 from headway.runtime.train import model_directory, say
 from headway.sandbox.bubblewrap import BubblewrapProvider
+from headway.telemetry.terminal import console
+from headway.telemetry.transcript_text import TranscriptWriter
+from headway.telemetry.visible import visible_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,23 +63,9 @@ async def _run(
 
 
 def _show(trial: Trial) -> None:
-    """Print the task, every run of tokens with what the trainer would do with it, and the score."""
-    say(f"task {trial.task.id}, level {trial.task.level}: {trial.task.payload}")
-    for event in trial.events:
-        if isinstance(event, ToolEnded):
-            say(f"[tool call after turn {event.turn + 1}: {event.duration_s:.2f} s, {event.cause}]")
-    for number, branch in enumerate(trial.branches, 1):
-        if len(trial.branches) > 1:
-            say(f"=== branch {number} ===")
-        for piece in branch:
-            say(
-                f"--- {'trained' if piece.trained else 'masked'}, {piece.num_tokens} tokens ---\n{piece.text}"
-            )
-        num_trained = sum(piece.num_tokens for piece in branch if piece.trained)
-        say(f"--- {num_trained} of {sum(piece.num_tokens for piece in branch)} tokens would be trained ---")
-    if trial.failure:
-        say(f"failed: {trial.failure}")
-    elif isinstance(trial.score, Scored):
-        say(f"score {trial.score.reward:g}: {'; '.join(trial.score.reasons) or 'no reasons given'}")
-    elif trial.score is not None:
-        say(f"not scored ({trial.score.cause}): {trial.score.message}")
+    """Print the task, and the rollout as `headway rollouts` shows it."""
+    say(f"task {trial.task.id}, level {trial.task.level}: {visible_line(str(trial.task.payload))}")
+    screen = console()
+    writer = TranscriptWriter(marks=screen.color_system is None, full=True, width=screen.width)
+    for line in writer.lines(trial.shown):
+        screen.print(line)

@@ -10,6 +10,7 @@ import headway
 from headway.core.clock import wall_time
 from headway.core.events import SCHEMA_VERSION
 from headway.core.facts import ModelFacts
+from headway.telemetry.machine import describe_machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class JournalHeader:
     prices: dict[str, float | None] = field(default_factory=dict[str, "float | None"])  # usd_per_hour
     lora_params: int | None = None  # None when all weights are trained
     peak_flops_per_s: float | None = None  # of the trainer's accelerators together, None when unknown
+    subject: str = ""  # what a run that only evaluates measures, in words
+    machine: str = ""  # that the run began on, in words; "" when not recorded
     schema: int = SCHEMA_VERSION  # of events, commands and notes
 
 
@@ -39,6 +42,7 @@ def new_header(
     lora_params: int | None = None,
     usd_per_hour: float | None = None,
     peak_flops_per_s: float | None = None,
+    subject: str = "",
 ) -> JournalHeader:
     """Return the header of a run that begins now."""
     return JournalHeader(
@@ -52,4 +56,6 @@ def new_header(
         prices={"usd_per_hour": usd_per_hour},
         lora_params=lora_params,
         peak_flops_per_s=peak_flops_per_s,
+        subject=subject,
+        machine=describe_machine(),
     )

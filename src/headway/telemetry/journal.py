@@ -46,16 +46,12 @@ class Journal:
         lines = _numbered_lines(self.path)
         next(lines)
         for number, line, last in lines:
-            raw = _parse(line, torn_allowed=last)
+            raw = parse_line(line, torn_allowed=last)
             if raw is None:
                 if last:
                     return
-                raise self._damage(number, "is not a JSON object")
-            try:
-                yield Stat(raw["t"], raw["stat"]) if "stat" in raw else entry_from_plain(raw)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                detail = f"does not fit journal schema {SCHEMA_VERSION} ({type(error).__name__}: {error})"
-                raise self._damage(number, detail) from error
+                raise damage(self.path, number, "is not a JSON object")
+            yield record_of(self.path, number, raw)
 
     def entries(self) -> Iterator[Entry]:
         """Yield the events with their commands and notes, and no stats."""
@@ -65,12 +61,23 @@ class Journal:
         """Yield the driver's measurements."""
         return (record for record in self if isinstance(record, Stat))
 
-    def _damage(self, number: int, what: str) -> JournalError:
-        return JournalError(
-            f"line {number} {what}",
-            where=f"{self.path}:{number}",
-            remedy="Only the last line of a journal may be torn; restore the file from a copy.",
-        )
+
+def record_of(path: Path, number: int, raw: dict[str, Any]) -> Entry | Stat:
+    """Return the record of a line behind the header; raise JournalError where it does not fit the schema."""
+    try:
+        return Stat(raw["t"], raw["stat"]) if "stat" in raw else entry_from_plain(raw)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        detail = f"does not fit journal schema {SCHEMA_VERSION} ({type(error).__name__}: {error})"
+        raise damage(path, number, detail) from error
+
+
+def damage(path: Path, number: int, what: str) -> JournalError:
+    """Return the error for a damaged line before the last one."""
+    return JournalError(
+        f"line {number} {what}",
+        where=f"{path}:{number}",
+        remedy="Only the last line of a journal may be torn; restore the file from a copy.",
+    )
 
 
 def read_journal(path: Path) -> Journal:
@@ -105,7 +112,7 @@ def truncate_torn_tail(path: Path) -> int:
     _read_header(file)
     good = 0
     for _, line, last in _numbered_lines(file):
-        if last and _parse(line, torn_allowed=True) is None:
+        if last and parse_line(line, torn_allowed=True) is None:
             break
         good += len(line)
     removed = file.stat().st_size - good
@@ -127,7 +134,7 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
             number, line = number + 1, following
 
 
-def _parse(line: bytes, *, torn_allowed: bool) -> dict[str, Any] | None:
+def parse_line(line: bytes, *, torn_allowed: bool) -> dict[str, Any] | None:
     """Return the JSON object of a line, None when it is not one.
 
     A last line that lacks its newline is torn even if it parses: appending would join it to the next.
@@ -143,7 +150,14 @@ def _parse(line: bytes, *, torn_allowed: bool) -> dict[str, Any] | None:
 
 def _read_header(path: Path) -> JournalHeader:
     _, line, last = next(_numbered_lines(path), (1, b"", True))
-    raw = _parse(line, torn_allowed=last)
+    return read_header_line(path, parse_line(line, torn_allowed=last))
+
+
+def read_header_line(path: Path, raw: dict[str, Any] | None) -> JournalHeader:
+    """Return the header that a journal's first line holds.
+
+    Raises JournalError when it is none, or of another schema version.
+    """
     found = None if raw is None else raw.get("header")
     head = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     if "schema" not in head:

@@ -1,7 +1,9 @@
 """Writing the journal: an event's record is written before its commands run.
 
 A plain write is enough against the death of the process; `sync` makes everything so far survive a power cut.
-After a write that failed nothing more is written, so damage is only ever at the end of the file.
+A record that could not be written whole is taken back, so that the journal stays readable and may be written
+to again once there is room. Where it cannot be taken back nothing more is written, so that damage is only
+ever at the end of the file.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.clock import stopwatch
 from headway.core.codec import encoded, to_plain
 from headway.core.errors import HeadwayError, RunDirectoryError
+from headway.core.storage import disk_full, is_full
 from headway.telemetry.records import plain
 
 if TYPE_CHECKING:
@@ -84,14 +87,18 @@ class JournalWriter:
         self._write({"t": t, "stat": dict(values)})
 
     def sync(self) -> None:
-        """Make everything written so far survive a power cut; costs nothing when nothing is new."""
+        """Make everything written so far survive a power cut; costs nothing when nothing is new.
+
+        Raises DiskFullError when there is no room for it, HeadwayError when it fails otherwise.
+        """
         if not self._unsynced:
             return
         start = stopwatch()
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise self._failure(error) from error
+            self._failed = True  # what is on disk is unknown
+            raise self._failure(error, 0) from error
         self._unsynced = False
         self.spent_s += stopwatch() - start
 
@@ -109,17 +116,28 @@ class JournalWriter:
         if self._failed:
             raise HeadwayError(f"the journal {self._path} takes no more records: an earlier write failed")
         start = stopwatch()
-        rest = memoryview(encoded(record) + b"\n")
-        self.num_bytes += len(rest)
+        line = encoded(record) + b"\n"
+        rest = memoryview(line)
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            raise self._failure(error) from error
+            self._take_back(len(line) - len(rest))
+            raise self._failure(error, len(line)) from error
+        self.num_bytes += len(line)
         self._unsynced = True
         self.spent_s += stopwatch() - start
 
-    def _failure(self, error: OSError) -> HeadwayError:
+    def _take_back(self, num_bytes: int) -> None:
+        """Cut the part of a record off that was written."""
+        try:
+            self._file.truncate(self._file.seek(0, os.SEEK_END) - num_bytes)
+        except OSError:
+            self._failed = True
+
+    def _failure(self, error: OSError, num_bytes: int) -> HeadwayError:
+        if is_full(error):
+            return disk_full(self._path, num_bytes, error)
         self._failed = True
         return HeadwayError(
             f"the journal {self._path} cannot be written: {error.strerror}",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core import commands, events, notes
 from headway.core.records import Latency
 from headway.telemetry.depth import Level, QueueDepth
+from headway.telemetry.disk import DiskUse, SegmentAges
 from headway.telemetry.driver import DriverCost
 from headway.telemetry.groups import Groups
 from headway.telemetry.ledger import Ledger
@@ -27,6 +28,8 @@ from headway.telemetry.tasks import Tasks
 from headway.telemetry.window import TrainingWindow
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headway.telemetry.header import JournalHeader
     from headway.telemetry.journal import Journal
 
@@ -41,6 +44,7 @@ class RunMetrics:
         steps: the series of surviving steps, with the evaluations.
         outcome: of Finish; "unfinished" before.
         now: time of the newest record, seconds.
+        when_finished: called with each train rollout that is scored, before anything else follows of it.
     """
 
     def __init__(self, header: JournalHeader | None = None) -> None:
@@ -61,6 +65,9 @@ class RunMetrics:
         self.num_guard_rollbacks = 0
         self._guard_rolls_back = False  # an alarm of this entry asks for it
         self.driver = DriverCost()
+        self.disk = DiskUse()
+        self.checkpoints: dict[int, int] = {}  # step of a checkpoint -> bytes
+        self.segment_ages = SegmentAges()
         self.outcome = "unfinished"
         self.message = ""
         self.failed = False
@@ -85,6 +92,7 @@ class RunMetrics:
         self.sandboxes_started: set[str] = set()
         self.num_sandboxes_lost = 0
         self.num_sandboxes_never_ready = 0
+        self.when_finished: Callable[[FinishedRollout], None] | None = None
         self._rollouts = Rollouts()
 
     @classmethod
@@ -100,6 +108,7 @@ class RunMetrics:
         if isinstance(record, Stat):
             self._advance(record.t)
             self.driver.feed(record)
+            self.disk.feed(record, self.steps.steps_ended)
             return
         t, kind = record.t, type(record.event).__name__
         if isinstance(record.event, events.RunResumed):
@@ -166,6 +175,7 @@ class RunMetrics:
                 self.pause_s.add(event.pause_s)
             case events.CheckpointDone():
                 self.window.checkpointed(event.duration_s)
+                self.checkpoints[event.step] = event.num_bytes
             case events.WorkerLost():
                 self._warn(t, "worker_lost", f"{event.role} {event.worker} ended unasked: {event.cause}")
             case events.ReplicaLost():
@@ -195,6 +205,8 @@ class RunMetrics:
                 self._group_settled(note)
             case notes.BatchReleased():
                 self.steps.released(note)
+                for group in note.groups:
+                    self.segment_ages.touch(group, note.step)
                 self.partial.released(note.num_masked_tokens)
                 self.depth.released(note.groups)
                 self.tasks.released(note)
@@ -254,6 +266,8 @@ class RunMetrics:
                 pass
 
     def _finished(self, rollout: FinishedRollout) -> None:
+        if self.when_finished is not None:
+            self.when_finished(rollout)
         solved = rollout.reward >= self.facts.solved_reward
         self.num_rollouts += 1
         self.num_solved += solved
@@ -274,6 +288,7 @@ class RunMetrics:
             self.environment_staleness[age] = self.environment_staleness.get(age, 0) + 1
 
     def _group_settled(self, note: notes.GroupSettled) -> None:
+        self.segment_ages.touch(note.group, self.steps.steps_ended)
         decided, zero = self.groups.num_decided, self.groups.num_zero
         self.groups.settled(note)
         self.tasks.settled(note)

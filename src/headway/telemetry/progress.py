@@ -5,12 +5,13 @@ Consumes the entries that RunMetrics was fed with, each right after it; prints n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from headway.core import commands, events, notes
+from headway.telemetry.eval_progress import EvalProgress
 from headway.telemetry.steps import StepRecord
 from headway.telemetry.text import figures, number, percent, seconds
 
@@ -52,10 +53,23 @@ _COLUMNS = (
     _Column("tokens", 8, lambda step: number(step.mean_tokens, 0)),
     _Column("no-signal", 10, lambda step: percent(step.no_signal_fraction)),
 )
+_LEFT_OUT = (
+    "no-signal",
+    "tokens",
+    "stale",
+    "queue",
+    "solved",
+    "made/s",
+    "used/s",
+    "wait",
+    "eval",
+)  # first to last
 
 
 class Progress:
-    """Turns entries into lines of at most WIDTH characters; a longer message takes several.
+    """Turns entries into lines of at most `width()` characters; a longer message takes several.
+
+    Where a step's line is too long for that, the columns of least importance are left out.
 
     made/s is the rate at which train rollouts are scored, used/s the rate at which the trainer takes them
     while it computes, wait the share of the step in which it did not compute or publish, queue the groups
@@ -63,12 +77,16 @@ class Progress:
     no-signal the share of groups whose advantages are all 0. eval is the newest one since the last line.
     """
 
-    def __init__(self, metrics: RunMetrics) -> None:
+    def __init__(self, metrics: RunMetrics, width: Callable[[], int] = lambda: WIDTH) -> None:
         self._metrics = metrics
+        self._width = width
+        self._columns: tuple[_Column, ...] = ()  # of the last header
         self._num_lines = 0
+        self._resuming = False  # what changes now, `headway resume` says itself
         self._new_eval: float | None = None
         self._last_warning: dict[str, str] = {}
         self._told = ""  # why the run is stopping
+        self._evaluation = EvalProgress() if metrics.facts.only_evaluates else None
 
     def after(self, entry: Entry) -> list[str]:
         """Return the lines for an entry that the metrics were just fed with."""
@@ -80,8 +98,15 @@ class Progress:
             lines.append(
                 f"resumed at step {entry.event.step}, {seconds(entry.event.spent_wall_s)} spent so far"
             )
+        elif isinstance(entry.event, events.SettingChanged) and not self._resuming:
+            lines.append(f"{entry.event.key} = {entry.event.value!r} from now on")
         elif isinstance(entry.event, events.CheckpointDone):
             lines.append(f"checkpoint of step {entry.event.step} saved in {seconds(entry.event.duration_s)}")
+        if self._evaluation is not None:
+            lines += self._evaluation.after(entry)
+        self._resuming = isinstance(entry.event, events.RunResumed) or (
+            self._resuming and isinstance(entry.event, events.SettingChanged)
+        )
         by_guard = any(isinstance(note, notes.GuardAlarm) for note in entry.notes)
         for note in entry.notes:
             lines += self._note(note, by_guard)
@@ -90,7 +115,7 @@ class Progress:
                 lines.append(f"{command.role} {command.worker} is started anew")
             elif isinstance(command, commands.Finish):
                 lines.append(self._finish(command, entry.t))
-        return [part for line in lines for part in _wrapped(line)]
+        return [part for line in lines for part in _wrapped(line, self._width())]
 
     def _finish(self, command: commands.Finish, t: float) -> str:
         """Say that it is over; the command prints a fault's message itself, at the very end."""
@@ -104,30 +129,18 @@ class Progress:
             evaluated, self._new_eval = number(self._new_eval, 3), None
         else:
             evaluated = number(record.eval, 3)
-        cells = [evaluated if c.title == "eval" else c.cell(record) for c in _COLUMNS]
+        columns = _columns_within(self._width())
+        cells = [evaluated if c.title == "eval" else c.cell(record) for c in columns]
         steps = self._metrics.facts.stop_steps
         name = f"{record.step}/{steps}" if steps else str(record.step)
         line = f"{name:>10}" + "".join(
-            f" {cell:>{column.width - 1}}" for cell, column in zip(cells, _COLUMNS, strict=True)
+            f" {cell:>{column.width - 1}}" for cell, column in zip(cells, columns, strict=True)
         )
-        head = [] if self._num_lines % HEADER_EVERY else [_header()]
+        if columns != self._columns:
+            self._columns, self._num_lines = columns, 0
+        head = [] if self._num_lines % HEADER_EVERY else [_header(columns)]
         self._num_lines += 1
-        return [*head, f"{line}{seconds(self.time_left()):>9}"]
-
-    def time_left(self) -> float | None:
-        """Seconds until the step or wall limit, whichever is nearer; None when neither is set or known.
-
-        Judged by the mean duration of the last few steps.
-        """
-        facts, records = self._metrics.facts, self._metrics.steps.records
-        guesses: list[float] = []
-        if facts.stop_wall_s is not None:
-            guesses.append(facts.stop_wall_s - self._metrics.now)
-        if facts.stop_steps is not None and records:
-            recent = records[-_RECENT:]
-            mean = sum(record.duration_s for record in recent) / len(recent)
-            guesses.append(mean * (facts.stop_steps - records[-1].step))
-        return max(0.0, min(guesses)) if guesses else None
+        return [*head, f"{line}{seconds(time_left(self._metrics, self._metrics.now)):>9}"]
 
     def _rolled_back(self, note: notes.RolledBackTo, by_guard: bool) -> str:
         line = f"rolled back to step {note.step}: {note.reason}"
@@ -147,12 +160,15 @@ class Progress:
                 self._last_warning[note.code] = note.text
                 return [f"warning: {note.text}"]
             case notes.EvalStarted():
-                return [f"evaluating version {note.number} on up to {note.num_tasks} tasks"]
+                version = "" if self._evaluation is not None else f" version {note.number}"
+                return [f"evaluating{version} on up to {note.num_tasks} tasks"]
             case notes.EvalEnded():
-                return [self._evaluation(note)]
+                return [] if self._evaluation is not None and note.num_rollouts else [self._evaluated(note)]
             case notes.RolledBackTo():
                 return [self._rolled_back(note, by_guard)]
             case notes.Stopping(outcome="failed"):
+                return []
+            case notes.Stopping(outcome="evaluated"):
                 return []
             case notes.Stopping():
                 self._told = note.message
@@ -160,7 +176,7 @@ class Progress:
             case _:
                 return []
 
-    def _evaluation(self, note: notes.EvalEnded) -> str:
+    def _evaluated(self, note: notes.EvalEnded) -> str:
         failed = f", {note.num_failed} failed and not counted" if note.num_failed else ""
         if not note.num_rollouts:
             return f"evaluation of version {note.number}: no rollout could be scored{failed}"
@@ -177,13 +193,39 @@ class Progress:
         )
 
 
-def _header() -> str:
-    return f"{'step':>10}" + "".join(f"{c.title:>{c.width}}" for c in _COLUMNS) + f"{'left':>9}"
+def time_left(metrics: RunMetrics, now: float) -> float | None:
+    """Seconds until the step or wall limit, whichever is nearer; None when neither is set or known.
+
+    Judged by the mean duration of the last few steps, the one in progress left out.
+    """
+    facts, records = metrics.facts, metrics.steps.records
+    guesses: list[float] = []
+    if facts.stop_wall_s is not None:
+        guesses.append(facts.stop_wall_s - now)
+    if facts.stop_steps is not None and records:
+        recent = records[-_RECENT:]
+        mean = sum(record.duration_s for record in recent) / len(recent)
+        guesses.append(mean * (facts.stop_steps - records[-1].step) - (now - metrics.now))
+    return max(0.0, min(guesses)) if guesses else None
 
 
-def _wrapped(line: str) -> list[str]:
+def _header(columns: Iterable[_Column]) -> str:
+    return f"{'step':>10}" + "".join(f"{c.title:>{c.width}}" for c in columns) + f"{'left':>9}"
+
+
+def _columns_within(width: int) -> tuple[_Column, ...]:
+    """Return the columns of a line that is not longer than `width`, or the one that is left to the end."""
+    columns = list(_COLUMNS)
+    for title in _LEFT_OUT:
+        if 10 + sum(column.width for column in columns) + 9 <= width:
+            break
+        columns = [column for column in columns if column.title != title]
+    return tuple(columns)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
     """Return a message in full, on as many lines as it takes; what a table's line holds fits."""
-    if len(line) <= WIDTH and "\n" not in line:
+    if len(line) <= width and "\n" not in line:
         return [line]
     text = " ".join(line.split())
-    return wrap(text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return wrap(text, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)

@@ -49,7 +49,9 @@ class Entry:
 class Stat:
     """Measurements of the driver itself; a replay ignores them.
 
-    Known keys: `driver_cpu_s`, `scheduler_s` and `journal_s`, totals of the driver process.
+    Known keys: `driver_cpu_s`, `scheduler_s` and `journal_s`, totals of the driver process. What the run
+    takes on disk, in stats of their own: `disk.checkpoints_bytes`, `disk.payloads_bytes`,
+    `disk.journal_bytes`, `disk.weights_bytes`, and `disk.free_bytes`, which are free where the run is.
     """
 
     t: float  # seconds since the run began

@@ -13,6 +13,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from headway.core.storage import size
+from headway.telemetry.disk import KINDS
 from headway.telemetry.driver import OVERHEAD_TARGET
 from headway.telemetry.ledger import FATES, KEPT
 from headway.telemetry.pruning import SOURCES
@@ -66,6 +68,7 @@ def report_text(summary: Summary, series: Sequence[Mapping[str, Any]]) -> str:
         ("Discarded", _discards(summary)),
         ("Evaluation", _evaluation(summary)),
         ("Driver", _driver(summary)),
+        ("Disk", _disk(summary)),
         ("Settings that changed", _changes(summary)),
         ("Warnings", _warnings(summary)),
     ]
@@ -333,6 +336,21 @@ def _driver(summary: Summary) -> list[RenderableType]:
             f"journal {seconds(summary['rl.driver.journal_s'])}"
         )
     ]
+
+
+def _disk(summary: Summary) -> list[RenderableType]:
+    """One line, wrapped: what the run takes, how it grows, and for how long there is room."""
+    sizes = {kind: summary[f"rl.disk.{kind}_bytes"] for kind in KINDS}
+    if any(num_bytes is None for num_bytes in sizes.values()):
+        return [Text("not measured")]
+    parts = ", ".join(f"{kind} {size(num_bytes)}" for kind, num_bytes in sizes.items())
+    line = f"{size(sum(sizes.values()))} ({parts})"
+    if (growth := summary["rl.disk.growth_bytes_per_step"]) is not None:
+        line += f"; payloads and journal grow {size(growth)} a step"
+    line += f"; {size(summary['rl.disk.free_bytes'])} free"
+    if (steps := summary["rl.disk.steps_until_full"]) is not None:
+        line += f", room for {figures(steps) if steps < 1000 else format(round(steps), ',')} steps"
+    return [Text(line)]
 
 
 def _changes(summary: Summary) -> list[RenderableType]:

@@ -13,15 +13,16 @@ from headway.telemetry.rollout_record import State
 if TYPE_CHECKING:
     from headway.telemetry.rollout_record import RolloutRecord
 
-Order = Literal["newest", "worst", "best", "longest", "slowest"]
+Order = Literal["newest", "oldest", "worst", "best", "longest", "slowest"]
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """What to look at; every condition that is given must hold.
 
-    Orders: `newest` start first; `worst` and `best` by reward, then advantage, scored ones only; `longest` by
-    sampled tokens; `slowest` by the time from start to end, ended ones only. Ties: the newest first.
+    Orders: `newest` and `oldest` by their start; `worst` and `best` by reward, then advantage, scored ones
+    only; `longest` by sampled tokens; `slowest` by the time from start to end, ended ones only. Ties: the
+    newest first.
     """
 
     order: Order = "newest"
@@ -45,6 +46,8 @@ def select(records: Sequence[RolloutRecord], selection: Selection) -> list[Rollo
     match selection.order:
         case "newest":
             return chosen
+        case "oldest":
+            return chosen[::-1]
         case "worst":
             return _by(chosen, _merit)
         case "best":

@@ -28,6 +28,7 @@ class RunFacts:
     peak_flops_per_s: float | None = None  # of the trainer's accelerators together
     model: ModelFacts | None = None
     lora_params: int | None = None
+    only_evaluates: bool = False  # nothing is trained
 
     @property
     def mode(self) -> str | None:
@@ -71,13 +72,14 @@ def facts_of(header: JournalHeader) -> RunFacts:
     """
     stop = _section(header.queue, "stop")
     solved = _section(header.config, "telemetry").get("solved_reward", SOLVED_REWARD)
+    only = bool(_section(header.queue, "eval").get("only"))
     curriculum, guard = _section(header.queue, "curriculum"), _section(header.queue, "guard")
     return RunFacts(
         bound=_section(header.queue, "queue").get("bound"),
         solved_reward=solved,
         band=(curriculum["band_low"], curriculum["band_high"]) if curriculum.get("levels") else None,
-        stop_steps=stop.get("steps") or None,
-        stop_wall_s=stop.get("wall_s") or None,
+        stop_steps=None if only else stop.get("steps") or None,
+        stop_wall_s=None if only else stop.get("wall_s") or None,
         learning_rate=_section(header.config, "trainer").get("learning_rate"),
         rollback_lr_scale=guard.get("rollback_lr_scale", 1.0),
         max_rollbacks=guard.get("max_rollbacks"),
@@ -85,6 +87,7 @@ def facts_of(header: JournalHeader) -> RunFacts:
         peak_flops_per_s=header.peak_flops_per_s,
         model=header.model,
         lora_params=header.lora_params,
+        only_evaluates=only,
     )
 
 

@@ -39,6 +39,7 @@ def summary_of(metrics: RunMetrics) -> dict[str, Any]:
         **_evaluation(metrics),
         **_cost(metrics),
         **metrics.driver.summary(metrics.now),
+        **metrics.disk.summary(),
         **metrics.ledger.conservation(finished=metrics.outcome != "unfinished"),
         "warnings": metrics.warnings,
     }

@@ -33,7 +33,7 @@ def seconds(value: float | None) -> str:
         return UNKNOWN
     if 0.0005 <= value < 0.0995:
         return f"{1000 * value:.0f}ms"
-    if value < 10.0:
+    if value < 9.995:
         return f"{value:.2f}s"
     if value < 59.95:
         return f"{value:.1f}s"

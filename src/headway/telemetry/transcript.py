@@ -7,6 +7,7 @@ Invariants: the pieces of a branch, joined, are its tokens; a piece is of one ki
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,11 +87,11 @@ def transcript(
 
     Returns:
         Besides these, `messages` (role, content, ...), `outcome`, and `branches`: for each training sample
-        `num_tokens`, `num_trained_tokens`, `temperature` and `pieces`. A piece has `kind`: `trained` (what
-        the loss counts, or would), `sampled` (the same of an evaluation), `masked` (the environment and the
-        template wrote it, or an earlier branch trains it), `left_out` (sampled, and too old for its step);
-        `text`, `num_tokens`, `token_ids` where there is no text; and where the policy sampled it `turn`,
-        `version` (lineage, number), `advantage`, `mean_logprob` and `min_logprob` in nats.
+        `num_tokens`, `num_sampled_tokens`, `num_trained_tokens`, `temperature` and `pieces`. A piece has
+        `kind`: `trained` (what the loss counts, or would), `sampled` (the same of an evaluation), `masked`
+        (the environment and the template wrote it, or an earlier branch trains it), `left_out` (sampled, and
+        too old for its step); `text`, `num_tokens`, `token_ids` where there is no text; and where the policy
+        sampled it `turn`, `version` (lineage, number), `advantage`, `mean_logprob`, `min_logprob` in nats.
     """
     plain: dict[str, Any] = {**to_plain(record), "state": record.state, "turns": list(turns)}
     if isinstance(payload, str):
@@ -117,12 +118,14 @@ def token_texts(ids: Sequence[int], decode: Decode) -> list[str]:
     return texts
 
 
-def token_advantages(record: RolloutRecord, sample: TrainingSample) -> list[float]:
+def token_advantages(record: RolloutRecord, sample: TrainingSample) -> array[float]:
     """Return the advantage of each token, 0 where it is not trainable; empty where none is known, [n]."""
     if record.advantage is None:
-        return []
+        return array("d")
     turns = iter([span.turn for span in sample.turns for _ in range(span.num_tokens)])
-    return [_advantage(record, next(turns, None)) or 0.0 if flag else 0.0 for flag in sample.trainable]
+    return array(
+        "d", [_advantage(record, next(turns, None)) or 0.0 if flag else 0.0 for flag in sample.trainable]
+    )
 
 
 def _branch(
@@ -134,6 +137,7 @@ def _branch(
     return {
         "num_tokens": len(sample.token_ids),
         "num_trained_tokens": sum(p["num_tokens"] for p in pieces if p["kind"] == "trained"),
+        "num_sampled_tokens": sum(p["num_tokens"] for p in pieces if p["kind"] != "masked"),
         "temperature": sample.temperature,
         "pieces": pieces,
     }

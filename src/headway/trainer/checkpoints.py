@@ -19,7 +19,7 @@ from headway.core.errors import HeadwayError
 from headway.weights.atomic import remove_directory, whole_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Collection, Generator, Mapping, Sequence
     from pathlib import Path
 
 FORMAT = 2
@@ -61,7 +61,9 @@ def read_checkpoint(path: Path, *, hashes: bool = False) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         found, files = record["format"], dict(record["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not isinstance(record["step"], int) or not isinstance(record.get("lineage", 0), int):
+            raise TypeError("step and lineage must be numbers")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise HeadwayError(f"checkpoint {path} must have a readable {MANIFEST}; {error}") from error
     if found != FORMAT:
         raise HeadwayError(f"checkpoint {path} must have format {FORMAT}", value=found)
@@ -107,28 +109,62 @@ def survives(step: int, lineage: int, forks: Sequence[int]) -> bool:
 
 def latest_checkpoint(directory: Path, forks: Sequence[int] = ()) -> Path | None:
     """Return the newest undamaged checkpoint of the surviving branch, or None."""
-    for path in reversed(complete_checkpoints(directory)):
-        with contextlib.suppress(HeadwayError):  # damaged: an older one then
+    return find_checkpoint(directory, forks)[0]
+
+
+def find_checkpoint(directory: Path, forks: Sequence[int] = ()) -> tuple[Path | None, list[str]]:
+    """Return the newest undamaged checkpoint of the surviving branch, and what is wrong with newer ones.
+
+    A checkpoint whose record cannot be read may be of a lost branch; it is among the damaged all the same.
+    """
+    found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)] if directory.is_dir() else []
+    damaged: list[str] = []
+    for path in sorted(found, key=step_of, reverse=True):
+        try:
             record = read_checkpoint(path)
             if survives(record["step"], record["lineage"], forks):
                 read_checkpoint(path, hashes=True)
-                return path
-    return None
+                return path, damaged
+        except HeadwayError as error:
+            damaged.append(error.rule)
+    return None, damaged
 
 
-def retain(directory: Path, step: int, keep: int) -> None:
-    """Keep the newest `keep` complete checkpoints up to `step`, the one just written.
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint by its name."""
+    return int(path.name.rpartition("-")[2])
 
-    Later ones are of a branch that a rollback lost, and resume must not pick them. Incomplete ones are left
-    for a person to see.
+
+def num_bytes(path: Path) -> int:
+    """Return the bytes of a checkpoint's files, by its record.
+
+    Raises HeadwayError when the checkpoint is not complete.
+    """
+    files = read_checkpoint(path)["files"]
+    return (path / MANIFEST).stat().st_size + sum(facts["num_bytes"] for facts in files.values())
+
+
+def beyond(
+    directory: Path, step: int, keep: int, *, every: int = 0, also: Collection[int] = ()
+) -> list[Path]:
+    """Return the complete checkpoints that are not to be kept.
+
+    Kept are the newest `keep` up to `step`, the one just written; earlier ones of a multiple of `every`
+    steps; and those of the steps `also`. Later ones than `step` are of a branch that a rollback lost, and
+    resume must not pick them. Incomplete ones are left for a person to see.
     """
     if keep < 1:
         raise HeadwayError("at least one checkpoint must be kept", value=keep)
     found = complete_checkpoints(directory)
-    kept = [path for path in found if path <= checkpoint_path(directory, step)][-keep:]
-    for path in found:
-        if path not in kept:
-            remove_directory(path)
+    steps = [step_of(path) for path in found if step_of(path) <= step]
+    kept = {*steps[-keep:], *(s for s in steps if s in also or (every and s % every == 0))}
+    return [path for path in found if step_of(path) not in kept]
+
+
+def retain(directory: Path, step: int, keep: int, *, every: int = 0, also: Collection[int] = ()) -> None:
+    """Remove what `beyond` returns."""
+    for path in beyond(directory, step, keep, every=every, also=also):
+        remove_directory(path)
 
 
 def discard_after(directory: Path, step: int) -> None:

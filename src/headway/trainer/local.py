@@ -7,44 +7,36 @@ caller hands it whole batches. One batch is one optimizer step; micro-batches on
 from __future__ import annotations
 
 import math
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError
 
-from headway.algorithms.advantages import load_advantage
-from headway.algorithms.corrections import load_correction
-from headway.algorithms.losses import load_loss
-from headway.algorithms.losses.apply import LossInputs, apply_loss
 from headway.core.errors import HeadwayError
 from headway.core.protocols import StepResult
-from headway.core.records import ROUTED_EXPERTS
+from headway.core.storage import disk_full, is_full, no_room
 from headway.trainer import checkpoints
-from headway.trainer.batch_wide import BatchWide, batch_advantages, kept_tokens
-from headway.trainer.packing import num_positions, pack
+from headway.trainer.passes import Passes, Version
 from headway.trainer.policy import TrainedPolicy
 from headway.trainer.routing import check_routes
 from headway.trainer.schedule import learning_rate
-from headway.trainer.sequences import build_sequences, count, fetch_rows
-from headway.trainer.sums import BatchSums
+from headway.trainer.sequences import fetch_rows
 from headway.weights.manifest import read_manifest
-from headway.weights.publish import write_adapter, write_full
+from headway.weights.publish import version_name, write_adapter, write_full
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import Tensor
     from transformers import PreTrainedModel
 
     from headway.algorithms.settings import AlgorithmSettings
     from headway.core.commands import Row
-    from headway.core.records import Stream
-    from headway.trainer.packing import PackedRow
-    from headway.trainer.sequences import FetchedRow, TrainSequence
+    from headway.trainer.batch_wide import BatchWide
+    from headway.trainer.sequences import FetchedRow
     from headway.trainer.settings import TrainerSettings
+    from headway.trainer.sums import BatchSums
 
 MAX_NONFINITE_STEPS = 3  # in a row
 _STATE = "trainer.pt"
@@ -62,6 +54,7 @@ class LocalTrainer:
         checkpoint_dir: where checkpoints are written.
         seed: of the LoRA factors' first values.
         keep_checkpoints: newest checkpoints that stay.
+        keep_every_steps: checkpoints of a multiple of this stay too, 0 for none.
     """
 
     def __init__(
@@ -75,22 +68,21 @@ class LocalTrainer:
         checkpoint_dir: Path,
         seed: int = 0,
         keep_checkpoints: int = 3,
+        keep_every_steps: int = 0,
     ) -> None:
         self._threads = settings.threads
         self._take_threads()
         self._settings = settings
-        self._algorithm = algorithm
-        self._advantage = load_advantage(algorithm)
-        self._loss = load_loss(algorithm)
-        self._correction = load_correction(algorithm)
         self._payload_dir = payload_dir
         self._weights_dir = weights_dir
         self._checkpoint_dir = checkpoint_dir
         self._keep_checkpoints = keep_checkpoints
+        self._keep_every_steps = keep_every_steps
         self._policy = TrainedPolicy(_loaded(model), settings, seed)
         if algorithm.kl_coef > 0:
             with self._policy.as_reference():  # a reference that is not there is found out now
                 pass
+        self._passes = Passes(self._policy, settings, algorithm, self._take_threads)
         self._optimizer = torch.optim.AdamW(
             self._policy.trainable().values(),
             lr=settings.learning_rate,
@@ -120,7 +112,7 @@ class LocalTrainer:
         """
         fetched = self._fetch(rows)
         self.zero_grad()
-        sums = self._forward_backward(fetched, self._batch_wide(fetched))
+        sums = self._forward_backward(fetched, self._passes.batch_wide(fetched, self._version))
         metrics = sums.metrics() | self.optim_step(lr_scale)
         if (num := self._num_nonfinite) > MAX_NONFINITE_STEPS:
             names = ", ".join(row.rollout for row in rows[:8])
@@ -141,12 +133,12 @@ class LocalTrainer:
             with self._policy.as_reference():
                 return self.forward(rows)
         fetched = self._fetch(rows)
-        flat = iter(self._logprobs(self._sequences(fetched, BatchWide(count(fetched)))))
+        flat = iter(self._passes.logprobs(fetched, self._version))
         return [[next(flat) for _ in item.samples] for item in fetched]
 
     def batch_wide(self, rows: Sequence[Row]) -> BatchWide:
         """Return what only a whole optimizer batch tells: denominators and the batch-wide halves' answers."""
-        return self._batch_wide(self._fetch(rows))
+        return self._passes.batch_wide(self._fetch(rows), self._version)
 
     def forward_backward(self, rows: Sequence[Row], wide: BatchWide) -> BatchSums:
         """Add the gradient of a part of a batch; parts in any split and order add up to the whole's."""
@@ -181,25 +173,28 @@ class LocalTrainer:
         return {"grad_norm": norm, "learning_rate": rate, "nonfinite": float(not finite)}
 
     def publish(self, lineage: int, number: int) -> tuple[str, int]:
-        """Write the weights for replicas, atomically; return (manifest, bytes)."""
+        """Write the weights for replicas, atomically; return (manifest, bytes).
+
+        Raises DiskFullError when there is no room for them.
+        """
         if number != self._steps:
             rule = f"a version's number must be the {self._steps} optimizer steps applied"
             raise HeadwayError(rule, value=number)
         tensors = self._policy.published()
-        if self._settings.full:
-            path = write_full(self._weights_dir, lineage, number, tensors)
-        else:
-            path = write_adapter(
-                self._weights_dir,
-                lineage,
-                number,
-                tensors,
-                rank=self._settings.lora_rank,
-                alpha=self._settings.lora_alpha,
-                base_model=self._policy.base_model_name,
-            )
+        try:
+            path = self._write_version(lineage, number, tensors)
+        except (OSError, SafetensorError) as error:
+            needed = _tensor_bytes(tensors)
+            full = error if is_full(error) else no_room(self._weights_dir, needed)
+            if full is None:
+                raise
+            raise disk_full(self._weights_dir / version_name(lineage, number), needed, full) from error
         self._lineage = lineage
         return str(path), read_manifest(path).num_bytes
+
+    def publish_to(self, weights_dir: Path) -> None:
+        """Publish versions there from now on."""
+        self._weights_dir = weights_dir
 
     def save(self, step: int, *, lineage: int = 0) -> str:
         """Write a checkpoint, whole or not at all, and drop the oldest; return its path."""
@@ -207,17 +202,32 @@ class LocalTrainer:
         self.retain(step)
         return path
 
+    def _write_version(self, lineage: int, number: int, tensors: Mapping[str, Tensor]) -> Path:
+        if self._settings.full:
+            return write_full(self._weights_dir, lineage, number, tensors)
+        return write_adapter(
+            self._weights_dir,
+            lineage,
+            number,
+            tensors,
+            rank=self._settings.lora_rank,
+            alpha=self._settings.lora_alpha,
+            base_model=self._policy.base_model_name,
+        )
+
     def capture(self, step: int, *, lineage: int = 0) -> Callable[[], str]:
         """Copy everything that a checkpoint holds, and return what writes it, whole or not at all.
 
         The copy takes as much memory again as the trained weights and the optimizer's state do. It may be
-        written in any thread while the trainer goes on; that returns the checkpoint's path.
+        written in any thread while the trainer goes on; that returns the checkpoint's path, and raises
+        DiskFullError when there is no room for it, HeadwayError when it cannot be written otherwise.
         """
         if step != self._steps:
             rule = f"a checkpoint's step must be the {self._steps} optimizer steps applied"
             raise HeadwayError(rule, value=step)
         facts = {"kind": "full" if self._settings.full else "lora"}
         write_policy = self._policy.capture()
+        num_bytes = _tensor_bytes(self._policy.trainable()) + _tensor_bytes(self._optimizer.state_dict())
         state = {
             "steps": self._steps,
             "num_nonfinite": self._num_nonfinite,
@@ -226,22 +236,30 @@ class LocalTrainer:
         }
 
         def write() -> str:
+            path = checkpoints.checkpoint_path(self._checkpoint_dir, step)
             try:
                 with checkpoints.writing(self._checkpoint_dir, step, facts, lineage=lineage) as staging:
                     write_policy(staging)
                     torch.save(state, staging / _STATE)
             except (OSError, RuntimeError, SafetensorError) as error:  # torch does not say "disk full"
-                free = shutil.disk_usage(self._checkpoint_dir).free
-                rule = f"the checkpoint of step {step} must be written to {self._checkpoint_dir}"
-                remedy = f"{free >> 20} MiB are free there. Mend that, then go on with `headway resume`"
+                full = error if is_full(error) else no_room(self._checkpoint_dir, num_bytes)
+                if full is not None:
+                    raise disk_full(path, num_bytes, full) from error
+                rule = f"the checkpoint {path} must be written"
+                remedy = "Mend that, then go on with `headway resume`"
                 raise HeadwayError(rule, value=str(error).split("\n")[0], remedy=remedy) from error
-            return str(checkpoints.checkpoint_path(self._checkpoint_dir, step))
+            return str(path)
 
         return write
 
-    def retain(self, step: int) -> None:
-        """Drop checkpoints beyond the newest few up to `step`, and those of a branch that was lost."""
-        checkpoints.retain(self._checkpoint_dir, step, self._keep_checkpoints)
+    def retain(self, step: int, also: Collection[int] = ()) -> None:
+        """Drop checkpoints beyond the newest few up to `step`, and those of a branch that was lost.
+
+        Milestones stay, and those of the steps `also`.
+        """
+        checkpoints.retain(
+            self._checkpoint_dir, step, self._keep_checkpoints, every=self._keep_every_steps, also=also
+        )
 
     def discard_after(self, step: int) -> None:
         """Remove the checkpoints of steps that are lost because the run goes on from `step`."""
@@ -269,6 +287,21 @@ class LocalTrainer:
         self._lineage = None
         self.zero_grad()
 
+    @property
+    def _version(self) -> Version:
+        return Version(self._steps, self._lineage)
+
+    def _fetch(self, rows: Sequence[Row]) -> list[FetchedRow]:
+        fetched = fetch_rows(rows, self._payload_dir, self._policy.vocab)
+        if self._policy.experts is not None:
+            check_routes(fetched, self._policy.experts)
+        return fetched
+
+    def _forward_backward(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> BatchSums:
+        sums = self._passes.forward_backward(fetched, wide, self._version)
+        self._loss_sum += sums.loss
+        return sums
+
     def set_threads(self, num_threads: int) -> None:
         """Compute with this many CPU threads from the next micro-batch on; callable from any thread."""
         self._threads = num_threads
@@ -277,82 +310,6 @@ class LocalTrainer:
         """Set the thread count in the computing thread, where alone it has an effect."""
         if self._threads and self._threads != torch.get_num_threads():
             torch.set_num_threads(self._threads)
-
-    def _fetch(self, rows: Sequence[Row]) -> list[FetchedRow]:
-        fetched = fetch_rows(rows, self._payload_dir, self._policy.vocab)
-        if (experts := self._policy.experts) is not None and self._settings.replay_routing:
-            check_routes(_routes(fetched), experts)
-        return fetched
-
-    def _sequences(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> list[TrainSequence]:
-        return build_sequences(
-            fetched,
-            wide.denominators,
-            self._algorithm,
-            steps=self._steps,
-            lineage=self._lineage,
-            advantages=wide.advantages,
-            keep=wide.keep,
-        )
-
-    def _logprobs(self, sequences: Sequence[TrainSequence]) -> list[Tensor]:
-        """Return log-probs of each sequence's trained tokens, without a gradient, [k]."""
-        found: dict[int, Tensor] = {}
-        with torch.no_grad():
-            for row in pack(sequences, self._settings.micro_batch_tokens):
-                self._take_threads()
-                logp, _ = self._policy.logprobs(row)
-                found |= dict(zip(row.members, logp.split(row.lengths), strict=True))
-        return [found.get(index, torch.empty(0)) for index in range(len(sequences))]
-
-    def _batch_wide(self, fetched: Sequence[FetchedRow]) -> BatchWide:
-        wide = BatchWide(count(fetched))
-        if self._advantage.batch is not None:
-            sequences = self._sequences(fetched, wide)
-            found = batch_advantages(self._advantage.batch, fetched, sequences, self._algorithm)
-            wide = replace(wide, advantages=found)
-        if self._loss.batch is not None:
-            sequences = self._sequences(fetched, wide)
-            logps, anchored = self._logprobs(sequences), self._correction is None
-            kept = kept_tokens(self._loss.batch, fetched, sequences, logps, anchored, self._algorithm)
-            wide = replace(wide, keep=kept)
-        return wide
-
-    def _forward_backward(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> BatchSums:
-        sequences = self._sequences(fetched, wide)
-        sums = BatchSums(num_unshared_tokens=sum(map(num_positions, sequences)))
-        for row in pack(sequences, self._settings.micro_batch_tokens):
-            self._take_threads()
-            reference = self._reference_logprobs(row)
-            logp, entropy = self._policy.logprobs(row)
-            inputs = LossInputs(
-                logp,
-                row.behaviour_logp.to(logp.dtype),
-                row.advantages.to(logp.dtype),
-                row.weights.to(logp.dtype),
-                row.sequences,
-                row.keep,
-                reference,
-            )
-            output = apply_loss(self._loss, inputs, self._algorithm, self._correction)
-            output.total.backward()
-            sums.add(row, output, logp.detach(), entropy)
-        self._loss_sum += sums.loss
-        return sums
-
-    def _reference_logprobs(self, row: PackedRow) -> Tensor | None:
-        """Return what the KL penalty needs, None where there is none."""
-        if self._algorithm.kl_coef == 0:
-            return None
-        with torch.no_grad(), self._policy.as_reference():
-            return self._policy.logprobs(row)[0]
-
-
-def _routes(fetched: Sequence[FetchedRow]) -> Iterator[tuple[str, int, Stream]]:
-    for row, samples in fetched:
-        for sample in samples:
-            if (stream := sample.streams.get(ROUTED_EXPERTS)) is not None:
-                yield row.rollout, len(sample.token_ids), stream
 
 
 def _copied(value: Any) -> Any:
@@ -364,6 +321,15 @@ def _copied(value: Any) -> Any:
     if isinstance(value, list):
         return [_copied(entry) for entry in cast("list[Any]", value)]
     return value
+
+
+def _tensor_bytes(value: Any) -> int:
+    """Return the bytes of all tensors in tables and lists."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(map(_tensor_bytes, cast("dict[Any, Any]", value).values()))
+    return sum(map(_tensor_bytes, cast("list[Any]", value))) if isinstance(value, list) else 0
 
 
 def _loaded(model: Path | str | PreTrainedModel) -> PreTrainedModel:

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headway.core.errors import HeadwayError
+from headway.core.records import ROUTED_EXPERTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from torch import Tensor
 
     from headway.core.records import Stream
     from headway.models.shape import ExpertsShape
+    from headway.trainer.sequences import FetchedRow
 
 
 class RoutingReplay:
@@ -53,16 +55,19 @@ class RoutingReplay:
         return logits, weights.to(logits.dtype), chosen
 
 
-def check_routes(streams: Iterable[tuple[str, int, Stream]], experts: ExpertsShape) -> None:
-    """Raise HeadwayError unless streams fit: (rollout, tokens of the sample, routed experts) each."""
-    for rollout, num_tokens, stream in streams:
-        wanted = (num_tokens, len(experts.layers), experts.per_token)
-        if stream.shape != wanted or stream.dtype != "int16":
-            rule = f"the routed experts of rollout {rollout} must be int16 of shape {wanted}"
-            raise HeadwayError(rule, value=(stream.dtype, stream.shape))
-        if (highest := int(route_rows(stream).max())) >= experts.num:
-            rule = f"the routed experts of rollout {rollout} must be below {experts.num}"
-            raise HeadwayError(rule, value=highest)
+def check_routes(fetched: Sequence[FetchedRow], experts: ExpertsShape) -> None:
+    """Raise HeadwayError, naming the rollout, unless recorded experts fit the tokens and the model."""
+    for row, samples in fetched:
+        for sample in samples:
+            if (stream := sample.streams.get(ROUTED_EXPERTS)) is None:
+                continue
+            wanted = (len(sample.token_ids), len(experts.layers), experts.per_token)
+            if stream.shape != wanted or stream.dtype != "int16":
+                rule = f"the routed experts of rollout {row.rollout} must be int16 of shape {wanted}"
+                raise HeadwayError(rule, value=(stream.dtype, stream.shape))
+            if (highest := int(route_rows(stream).max())) >= experts.num:
+                rule = f"the routed experts of rollout {row.rollout} must be below {experts.num}"
+                raise HeadwayError(rule, value=highest)
 
 
 def route_rows(stream: Stream) -> Tensor:

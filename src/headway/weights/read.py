@@ -7,12 +7,11 @@ import fcntl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from headway.core.errors import HeadwayError
 from headway.weights.manifest import Manifest, read_manifest
-from headway.weights.names import lora_name, parse_lora
+from headway.weights.merge import fitting, merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,24 +59,8 @@ class WeightReader:
     def _full(self, file: safe_open, path: Path) -> Iterator[tuple[str, Tensor]]:
         for name in file.keys():  # noqa: SIM118 - a safetensors file is not a mapping
             tensor = file.get_tensor(name)
-            base = self._like(name, tuple(tensor.shape), path)
+            base = fitting(self._base, name, tuple(tensor.shape), path)
             yield name, tensor.to(base.dtype)
 
     def _adapted(self, file: safe_open, facts: Manifest, path: Path) -> Iterator[tuple[str, Tensor]]:
-        names = set(file.keys())
-        for parameter in sorted({parse_lora(name).parameter for name in names}):
-            if missing := {lora_name(parameter, "A"), lora_name(parameter, "B")} - names:
-                raise HeadwayError(f"published weights {path} must hold both factors", value=missing.pop())
-            a, b = file.get_tensor(lora_name(parameter, "A")), file.get_tensor(lora_name(parameter, "B"))
-            base = self._like(parameter, (b.shape[0], a.shape[1]), path)
-            wide = torch.promote_types(torch.promote_types(a.dtype, base.dtype), torch.float32)
-            total = torch.addmm(base.to(wide), b.to(wide), a.to(wide), alpha=facts.scaling)
-            yield parameter, total.to(base.dtype)
-
-    def _like(self, name: str, shape: tuple[int, ...], path: Path) -> Tensor:
-        base = self._base.get(name)
-        if base is None or tuple(base.shape) != shape:
-            found = None if base is None else tuple(base.shape)
-            rule = f"published weights {path} must fit the base model: {name} has shape {shape} there"
-            raise HeadwayError(rule, value=found, remedy="Generator and trainer must load one checkpoint")
-        return base
+        return merged(self._base, set(file.keys()), file.get_tensor, facts.scaling, path)

@@ -12,7 +12,7 @@ import pytest
 from headway.core import commands as c
 from headway.core import events as e
 from headway.core import notes as n
-from headway.core.errors import HeadwayError, JournalError, RunDirectoryError
+from headway.core.errors import DiskFullError, HeadwayError, JournalError, RunDirectoryError
 from headway.core.events import SCHEMA_VERSION
 from headway.telemetry.journal import JournalWriter, journal_path, read_journal, truncate_torn_tail
 from headway.telemetry.records import Stat, encode_commands, encode_notes
@@ -156,7 +156,7 @@ def test_a_full_disk_is_a_clear_error_and_nothing_more_is_written(kit, tmp_path)
     path = tmp_path / "journal.jsonl"
     path.symlink_to("/dev/full")
     writer = JournalWriter(path, append=True)
-    with pytest.raises(HeadwayError, match="cannot be written") as caught:
+    with pytest.raises(DiskFullError, match="it needs 73 bytes") as caught:
         writer.write_event(0, 0.0, e.RunStarted(), [], [])
     assert os.strerror(errno.ENOSPC) in str(caught.value)
     assert "headway resume" in str(caught.value)

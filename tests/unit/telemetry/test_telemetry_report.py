@@ -9,7 +9,7 @@ from headway.core import commands as c
 from headway.core import events as e
 from headway.core import notes as n
 from headway.telemetry.metrics import RunMetrics
-from headway.telemetry.progress import HEADER_EVERY, WIDTH, Progress
+from headway.telemetry.progress import HEADER_EVERY, WIDTH, Progress, time_left
 from headway.telemetry.report import report_json, report_text
 from headway.telemetry.text import figures, number, percent, seconds, sparkline
 
@@ -240,7 +240,8 @@ def test_time_left_is_the_nearer_of_steps_and_wall_time(kit):
         script.step(10.0 + 2.0 * step, step, 1.0)
 
     def left(**stop):
-        return Progress(script.metrics(kit.header(**stop))).time_left()
+        metrics = script.metrics(kit.header(**stop))
+        return time_left(metrics, metrics.now)
 
     assert left(steps=10) == 10.0
     assert left(steps=10, wall_s=25.0) == 5.0

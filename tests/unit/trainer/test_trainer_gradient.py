@@ -102,6 +102,27 @@ def test_gradient_does_not_depend_on_micro_batches_packing_or_order(
         assert relative_gap(gradient(whole, alone(rows)), expected) < bound
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_dr_grpo_weighs_a_token_alike_whatever_the_lengths_of_the_others(
+    bench, make_model, make_rollout, full
+):
+    """A rollout without advantage changes nothing; with token-mean its length does."""
+    short = bench.row([make_rollout([1, 2, 3], [4, 5, 6])], advantage=0.5, group="a")
+    quiet = [bench.row([make_rollout([1, 2], [7] * num)], advantage=0.0, group="b") for num in (1, 12)]
+
+    def of(normaliser, other, constant_tokens=10):
+        algorithm = AlgorithmSettings(
+            advantage="dr_grpo", normaliser=normaliser, constant_tokens=constant_tokens
+        )
+        return gradient(bench.trainer(make_model(F64), algorithm=algorithm, full=full), [short, other])
+
+    expected = of("constant", quiet[0])
+    assert relative_gap(of("constant", quiet[1]), expected) < 1e-12
+    halved = {name: grad / 2 for name, grad in expected.items()}
+    assert relative_gap(of("constant", quiet[1], 20), halved) < 1e-12
+    assert relative_gap(of("token-mean", quiet[1]), of("token-mean", quiet[0])) > 0.5
+
+
 def near_policy(bench, make_model):
     """Rows that a policy somewhat off the trainer's own sampled, with weights of their own."""
     rows, noise = [], torch.Generator().manual_seed(3)

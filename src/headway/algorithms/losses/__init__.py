@@ -98,7 +98,8 @@ class PolicyLoss:
         return terms.per_token, terms.clipped
 
 
-_PATHS = {name: name for name in ("grpo", "reinforce_is", "gspo", "cispo", "decoupled", "dppo", "m2po")}
+_NAMES = ("grpo", "reinforce_is", "gspo", "cispo", "decoupled", "dppo", "m2po", "cross_entropy")
+_PATHS = {name: name for name in _NAMES}
 _PATHS["aipo"] = "reinforce_is"  # one formula, two names in the field
 
 LOSSES: Registry[Loss | PolicyLoss] = Registry(

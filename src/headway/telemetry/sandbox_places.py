@@ -1,0 +1,61 @@
+"""Sandboxes that are wanted or live at this moment."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class SandboxPlaces:
+    """Who waits for a sandbox, which ones live, and how long the newest took to start.
+
+    Attributes:
+        live: ids between their grant and their end.
+        starts_s: seconds from grant to ready, of the newest ones.
+    """
+
+    def __init__(self, num_recent: int) -> None:
+        self.live: set[str] = set()
+        self.starts_s: deque[float] = deque(maxlen=num_recent)
+        self._wishes: dict[str, str] = {}  # sandbox -> rollout
+        self._wish_of: dict[str, str] = {}  # rollout -> the newest sandbox that it waits for
+
+    @property
+    def num_waiting(self) -> int:
+        """Sandboxes that were asked for and not granted yet."""
+        return len(self._wishes)
+
+    def wanted(self, rollout: str, sandbox: str) -> None:
+        """A rollout or its verifier asks for a sandbox."""
+        self._wishes[sandbox] = rollout
+        self._wish_of[rollout] = sandbox
+
+    def granted(self, sandbox: str) -> None:
+        """It may be created now."""
+        self._end_wish(sandbox)
+        self.live.add(sandbox)
+
+    def ready(self, sandbox: str, start_s: float) -> None:
+        """It runs."""
+        self.live.add(sandbox)
+        self.starts_s.append(start_s)
+
+    def gone(self, sandbox: str) -> None:
+        """It ended, asked or not."""
+        self._end_wish(sandbox)
+        self.live.discard(sandbox)
+
+    def forget_wish(self, rollout: str) -> None:
+        """A rollout ended: it waits for no sandbox any more."""
+        if rollout in self._wish_of:
+            self._end_wish(self._wish_of[rollout])
+
+    def clear(self) -> None:
+        """A new life begins: nothing of the old one is there."""
+        self.live.clear()
+        self._wishes.clear()
+        self._wish_of.clear()
+
+    def _end_wish(self, sandbox: str) -> None:
+        rollout = self._wishes.pop(sandbox, None)
+        if rollout is not None and self._wish_of.get(rollout) == sandbox:
+            del self._wish_of[rollout]
