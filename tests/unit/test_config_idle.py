@@ -65,6 +65,25 @@ ROWS = [
         "staleness.environment_bound is -1",
         ["staleness.environment_bound=1"],
     ),
+    ("staleness.down_weight_from=2", (), "queue.bound is 2", ["queue.bound=3"]),
+    (
+        "eval.num_tasks=9",
+        ("eval.at_start=false", "eval.at_end=false"),
+        "eval.at_start is false and eval.at_end is false and eval.every_steps is 0",
+        ["eval.every_steps=5"],
+    ),
+    (
+        "pruning.max_tokens=512",
+        (),
+        "generator.max_context_tokens is 512",
+        ["generator.max_context_tokens=513"],
+    ),
+    (
+        "queue.batch_tokens=16384",
+        (),
+        "queue.batch_size is 32 and generator.max_context_tokens is 512",
+        ["queue.batch_size=64"],
+    ),
     ("partial.after_steps=2", (), 'partial.park is "never"', ["partial.park=batch"]),
     (
         "partial.train=newest",

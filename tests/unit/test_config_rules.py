@@ -212,3 +212,12 @@ def test_a_run_s_key_is_looked_for_in_its_own_section_first():
 def test_a_group_of_one_is_refused_wherever_it_is_set():
     (problem,) = problems(*BASE, 'queue.group_size_by_level={"1"=1}')
     assert problem.startswith("queue.group_size_by_level: must be at least 2 when algorithm.advantage is")
+
+
+def test_a_band_that_no_group_can_be_in():
+    narrow = ("acceptance.band_low=0.3", "acceptance.band_high=0.45", "queue.group_size=2")
+    assert problems(*BASE, *narrow) == [
+        "acceptance.band_low: no group of 2 can have a solved share from 0.3 to 0.45: every group would be "
+        "dropped (got 0.3). Widen the band, or use larger groups"
+    ]
+    load_config(None, [*BASE, *narrow, "queue.group_size=8"])

@@ -35,6 +35,12 @@ def test_of_many_experts_those_that_a_token_meets_count(facts: ModelFacts, activ
     assert facts.linear_params + looked_up == active
 
 
+def test_all_matrices_are_those_of_every_expert() -> None:
+    assert QWEN3_30B.matrix_params + 151_936 * 2048 == 30_531_911_680
+    assert QWEN3_235B.matrix_params + 151_936 * 4096 == 235_092_836_352
+    assert SMOLLM2.matrix_params == SMOLLM2.linear_params
+
+
 def test_lora_on_a_model_with_experts_is_on_attention() -> None:
     sides = 2 * (2048 + 4096) + 2 * (2048 + 512)
     assert QWEN3_30B.lora_params(16) == 48 * 16 * sides

@@ -33,7 +33,8 @@ def command(
     CONFIG is a TOML file; docs/configuration.md lists its keys. KEY=VALUE overrides one of them: the last one
     wins, and an empty value restores the default. The run's directory is printed first: runs/NAME, or
     runs/NAME-2 and so on where that exists, for a run never overwrites another. It holds the resolved config,
-    the journal, payloads, checkpoints and a summary.
+    the journal, payloads, checkpoints and a summary. What `headway check` finds without loading the model is
+    told before.
 
     On a terminal, a frame below the lines says what goes on; `headway watch` shows the same from elsewhere.
     Ctrl-C finishes the step, checkpoints and ends; a second one ends at once. Either leaves no process and no
@@ -53,12 +54,12 @@ def command(
 
     given = (*(SMOKE if smoke else ()), *overrides)
     resolved = load_config(config, given)
-    for line in idle_settings(resolved, config, given):
-        click.echo(line, err=True)
     if print_config:
+        for line in idle_settings(resolved, config, given):
+            click.echo(line, err=True)
         click.echo(render_config(resolved), nl=False)
         return 0
     from headway.runtime.train import train
 
     with placing(config, given):
-        return train(resolved, config_path=config, view=view)
+        return train(resolved, config_path=config, overrides=given, view=view)

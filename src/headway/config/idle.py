@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headway.algorithms.settings import AlgorithmSettings
+    from headway.config.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,11 @@ def _prunes(config: Config) -> bool:
 
 
 TABLE = (
+    Idle(
+        "queue.batch_tokens",
+        lambda c: c.queue.batch_tokens < c.queue.batch_size * c.generator.max_context_tokens,
+        ("queue.batch_size", "generator.max_context_tokens"),
+    ),
     Idle("queue.max_updating_replicas", lambda c: c.generator.replicas > 1, ("generator.replicas",)),
     Idle(
         "oversampling.when_met",
@@ -97,6 +103,11 @@ TABLE = (
         "pruning.repetition_window",
         lambda c: c.pruning.max_repetition is not None,
         ("pruning.max_repetition",),
+    ),
+    Idle(
+        "pruning.max_tokens",
+        lambda c: c.pruning.max_tokens < c.generator.max_context_tokens,
+        ("generator.max_context_tokens",),
     ),
     Idle("pruning.min_turns", lambda c: c.pruning.value_threshold is not None, ("pruning.value_threshold",)),
     Idle(
@@ -122,6 +133,11 @@ TABLE = (
     ),
     Idle("guard.max_pause_s", lambda c: c.guard.action == "pause", ("guard.action",)),
     Idle("guard.rollback_lr_scale max_rollbacks", lambda c: c.guard.action == "rollback", ("guard.action",)),
+    Idle(
+        "staleness.down_weight_from",
+        lambda c: c.staleness.down_weight_from < c.queue.bound,
+        ("queue.bound",),
+    ),
     Idle(
         "staleness.down_weight", lambda c: c.staleness.down_weight_from >= 0, ("staleness.down_weight_from",)
     ),
@@ -174,6 +190,11 @@ TABLE = (
     Idle("trainer.decay_steps", lambda c: c.trainer.schedule == "linear", ("trainer.schedule",)),
     Idle("trainer.lora_rank lora_alpha lora_targets", lambda c: not c.trainer.full, ("trainer.full",)),
     Idle(
+        "eval.num_tasks",
+        lambda c: c.eval.at_start or c.eval.at_end or c.eval.every_steps > 0,
+        ("eval.at_start", "eval.at_end", "eval.every_steps"),
+    ),
+    Idle(
         "eval.temperature rollouts_per_task max_share split",
         lambda c: c.eval.num_tasks > 0,
         ("eval.num_tasks",),
@@ -192,15 +213,18 @@ def idle_settings(config: Config, path: Path | None, overrides: Sequence[str] = 
         path: the config file, None without one.
         overrides: such as `queue.bound=2`.
     """
-    source = read_source(path, overrides)
+    found = idle_keys(config, read_source(path, overrides))
+    return [f"warning: {where}: {key} {text}" for where, key, text in found]
+
+
+def idle_keys(config: Config, source: Source) -> list[tuple[str, str, str]]:
+    """Return place, key and why it has no effect, in the file's order; `config` came from `source`."""
     told: dict[str, str] = {}
     for key, why in (*_idle(config), *_idle_levels(config)):
         if source.is_given(key):
             told.setdefault(key, why)
-    lines = [(source.where(key), f"{key} has no effect while {why}") for key, why in told.items()]
-    return [
-        f"warning: {where}: {text}" for where, text in sorted(lines, key=lambda line: in_file_order(line[0]))
-    ]
+    lines = [(source.where(key), key, f"has no effect while {why}") for key, why in told.items()]
+    return sorted(lines, key=lambda line: in_file_order(line[0]))
 
 
 def _idle(config: Config) -> Iterator[tuple[str, str]]:

@@ -131,6 +131,19 @@ def rollouts_may_start_on_the_newest_version(config: Config) -> Iterator[Clash]:
         yield Clash(keys, rule, f"Use {every - 1} or more")
 
 
+def a_group_can_be_kept(config: Config) -> Iterator[Clash]:
+    """Of n rollouts 0, 1, ... or n are solved, and one of these shares must be in the band."""
+    low, high = config.acceptance.band_low, config.acceptance.band_high
+    size = config.queue.group_size
+    if low > high or any(low <= solved / size <= high for solved in range(size + 1)):
+        return
+    rule = (
+        f"no group of {size} can have a solved share from {low:g} to {high:g}: every group would be dropped"
+    )
+    keys = ("acceptance.band_low", "acceptance.band_high", "queue.group_size")
+    yield Clash(keys, rule, "Widen the band, or use larger groups")
+
+
 RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     environment_takes_its_arguments,
     environment_has_the_levels,
@@ -145,4 +158,5 @@ RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     sources_have_a_weight,
     levels_are_listed_once,
     rollouts_may_start_on_the_newest_version,
+    a_group_can_be_kept,
 )

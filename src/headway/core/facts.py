@@ -51,22 +51,27 @@ class ModelFacts:
 
         Of E experts a token's k count, and the router; biases and norms do not.
         """
+        return self._matrix_params(self.experts_per_token)
+
+    @property
+    def matrix_params(self) -> int:
+        """Weights of all matrices, every expert's among them, and of the output layer, tied or not."""
+        return self._matrix_params(self.num_experts)
+
+    def _matrix_params(self, experts: int) -> int:
         attention = self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        experts = 3 * self.experts_per_token * self.expert_intermediate + self.num_experts
+        mixture = 3 * experts * self.expert_intermediate + self.num_experts
         rows = self.num_layers * attention + self.num_dense_layers * 3 * self.intermediate
-        return self.hidden * (rows + self.num_expert_layers * experts + self.vocab)
+        return self.hidden * (rows + self.num_expert_layers * mixture + self.vocab)
 
     @property
     def num_dense_layers(self) -> int:
         """Blocks with one gated feed-forward layer for every token."""
         return self.num_layers - self.num_expert_layers
 
-    def lora_params(self, rank: int, targets: str = "all-linear") -> int:
-        """Parameters of LoRA factors on these layers: rank * (inputs + outputs) of each.
-
-        `targets` is `all-linear` (without the output layer; attention alone in a model with experts) or names
-        joined by commas.
-        """
+    @property
+    def lora_sides(self) -> dict[str, int]:
+        """Inputs + outputs of each layer of a block that can have LoRA; with experts attention alone can."""
         query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         sides = {
             "q_proj": self.hidden + query,
@@ -74,8 +79,16 @@ class ModelFacts:
             "v_proj": self.hidden + key,
             "o_proj": query + self.hidden,
         }
-        if not self.num_expert_layers:
-            sides |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.hidden + self.intermediate)
+        if self.num_expert_layers:
+            return sides
+        return sides | dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.hidden + self.intermediate)
+
+    def lora_params(self, rank: int, targets: str = "all-linear") -> int:
+        """Parameters of LoRA factors on these layers: rank * (inputs + outputs) of each.
+
+        `targets` is `all-linear`, every layer that can have them, or names joined by commas.
+        """
+        sides = self.lora_sides
         names = sides if targets == "all-linear" else [name.strip() for name in targets.split(",")]
         return self.num_layers * rank * sum(sides.get(name, 0) for name in names)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import os.path
+import os
 import re
 import sys
 import traceback
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _PACKAGE = Path(__file__).parents[1]
+_STANDARD_LIBRARY = Path(os.__file__).parent
 _FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<attribute>[^:/\\]*))?")
 
 
@@ -97,15 +98,21 @@ def load_function(name: str, parameters: Sequence[str]) -> Any:
 def place_in_hook(error: BaseException) -> str:
     """Return `FILE:LINE` of the user's code that raised, empty where Headway's own did.
 
-    The user's code is the first that is not Headway's; the line is the last in that file, for what raised
-    may be a library that it called.
+    The user's code is the first that is neither Headway's nor Python's; the line is the last in that file,
+    for what raised may be a library that it called.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename[:1] != "<"]
     others = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
+    others = [frame for frame in others if not _is_python_s(frame.filename)] or others
     if not others:
         return ""
     last = [frame for frame in others if frame.filename == others[0].filename][-1]
     return f"{last.filename}:{last.lineno}"
+
+
+def _is_python_s(file: str) -> bool:
+    path = Path(file)
+    return path.is_relative_to(_STANDARD_LIBRARY) and "site-packages" not in path.parts
 
 
 def _import_file(file: Path, name: str) -> ModuleType:

@@ -57,6 +57,14 @@ def settings_type(name: str) -> type:
     return _load(name).settings_type
 
 
+def class_needs_sandbox(name: str) -> bool:
+    """Say whether an environment may use a sandbox; one that only says so when it is built may.
+
+    Raises EnvironmentSetupError when there is no such environment.
+    """
+    return bool(getattr(_load(name), "needs_sandbox", True))
+
+
 def build(name: str, args: Mapping[str, Any] | None = None, seed: int = 0) -> Environment:
     """Return an environment; `seed` is the run's, and decides the order of its train tasks.
 

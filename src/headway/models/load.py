@@ -12,6 +12,8 @@ from headway.models.shape import ModelShape, read_shape
 from headway.models.tensors import weight_files
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -76,3 +78,11 @@ def load_state(path: Path) -> tuple[ModelShape, dict[str, Tensor]]:
     for file in weight_files(path):
         state |= {name: tensor.float() for name, tensor in load_file(file).items() if name in wanted}
     return shape, state
+
+
+def finite_tensors(state: Mapping[str, Tensor]) -> tuple[list[str], str]:
+    """Return the names of tensors that hold NaN or an infinity, and the version of torch."""
+    import torch
+
+    bad = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
+    return bad, str(torch.__version__)

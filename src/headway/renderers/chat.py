@@ -45,6 +45,7 @@ class Renderer:
             ) from error
         config = _read_json(model_dir / "tokenizer_config.json")
         special = _special_tokens(_read_json(model_dir / "special_tokens_map.json") | config)
+        self.special_tokens = special  # `eos_token` and others by name
         self._template = ChatTemplate(find_template(model_dir, config), special, model_dir)
         self._stop_ids = self._find_stop_ids(model_dir, special)
 
@@ -53,9 +54,18 @@ class Renderer:
         """Ids that end an answer, each a part of it when sampled: end of text and end of turn, sorted."""
         return self._stop_ids
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer itself, for whoever checks it."""
+        return self._tokenizer
+
+    def text(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """Return a conversation as the template writes it; for checks, never to be trained on."""
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
     def first_prompt(self, messages: Sequence[Message]) -> array[int]:
         """Return the ids that come before the first answer, [p]."""
-        return self._encode(self._template.render(messages, add_generation_prompt=True))
+        return self.encode(self._template.render(messages, add_generation_prompt=True))
 
     def extension(
         self,
@@ -70,7 +80,7 @@ class Renderer:
         limit), the extension starts with it.
         """
         before = [*conversation[:-1], Message("assistant", _SENTINEL)]
-        ids = self._encode(self._tail([*before, *new_messages], add_generation_prompt=True))
+        ids = self.encode(self._tail([*before, *new_messages], add_generation_prompt=True))
         if ids and answer_ids and ids[0] == answer_ids[-1] and ids[0] in self._stop_ids:
             del ids[0]
         return ids
@@ -85,7 +95,7 @@ class Renderer:
 
         Raises ModelError when the text holds a token that ends an answer.
         """
-        ids = self._encode(text)
+        ids = self.encode(text)
         if found := next((token for token in ids if token in self._stop_ids), None):
             name = self.decode([found], skip_special=False)
             rule = f"an assistant's message may not contain {name}, which ends a message"
@@ -101,7 +111,8 @@ class Renderer:
         """Return the text of an answer without the token that ended it."""
         return self.decode(ids[:-1] if ids and ids[-1] in self._stop_ids else ids)
 
-    def _encode(self, text: str) -> array[int]:
+    def encode(self, text: str) -> array[int]:
+        """Return the ids of a text as it is, without special tokens around it."""
         return array(TOKENS, self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _tail(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
@@ -138,7 +149,7 @@ class Renderer:
     def _closing_id(self) -> int | None:
         """The special token that the template puts right after an answer, if it is one."""
         messages = [Message("user", "."), Message("assistant", _SENTINEL)]
-        ids = self._encode(self._tail(messages, add_generation_prompt=False))
+        ids = self.encode(self._tail(messages, add_generation_prompt=False))
         added = self._tokenizer.get_added_tokens_decoder()
         return ids[0] if ids and ids[0] in added and added[ids[0]].special else None
 

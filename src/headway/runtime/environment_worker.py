@@ -204,16 +204,27 @@ def expected_capabilities(config: Config) -> EngineCapabilities:
 def check_prompts(environment: Environment, renderer: Renderer, config: Config) -> None:
     """Raise EnvironmentSetupError when a first prompt leaves no room for an answer."""
     limit = config.generator.max_context_tokens
-    system = [] if environment.system_prompt is None else [Message("system", environment.system_prompt)]
     for split in ("train", "eval"):
-        size = environment.num_tasks(split)
-        for index in range(_PROMPTS_CHECKED if size is None else min(size, _PROMPTS_CHECKED)):
-            task = environment.task(split, index, None)
-            num_tokens = len(renderer.first_prompt([*system, *environment.prompt(task)]))
-            if num_tokens >= limit:
-                raise EnvironmentSetupError(
-                    f"the prompt of {split} task {index} of environment {environment.name} has {num_tokens} "
-                    f"tokens and leaves no room for an answer in a context of {limit}",
-                    remedy="Raise generator.max_context_tokens or make the tasks shorter (environment.args).",
-                    key="generator.max_context_tokens",
-                )
+        for index, length in enumerate(prompt_lengths(environment, renderer, split, _PROMPTS_CHECKED)):
+            if length >= limit:
+                raise no_room(environment, split, index, length, limit)
+
+
+def prompt_lengths(environment: Environment, renderer: Renderer, split: str, most: int) -> list[int]:
+    """Return the tokens of the first prompts of a split, at most `most` of them."""
+    system = [] if environment.system_prompt is None else [Message("system", environment.system_prompt)]
+    size = environment.num_tasks(split)
+    tasks = [environment.task(split, at, None) for at in range(most if size is None else min(size, most))]
+    return [len(renderer.first_prompt([*system, *environment.prompt(task)])) for task in tasks]
+
+
+def no_room(
+    environment: Environment, split: str, index: int, num_tokens: int, limit: int
+) -> EnvironmentSetupError:
+    """Return the error of a prompt that fills the context."""
+    return EnvironmentSetupError(
+        f"the prompt of {split} task {index} of environment {environment.name} has {num_tokens} tokens and "
+        f"leaves no room for an answer in a context of {limit}",
+        remedy="Raise generator.max_context_tokens or make the tasks shorter (environment.args).",
+        key="generator.max_context_tokens",
+    )

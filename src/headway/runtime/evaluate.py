@@ -18,8 +18,9 @@ from headway.core.errors import UserError
 from headway.runtime import directory
 from headway.runtime.export import base_directory, exported, write_checked
 from headway.runtime.life import EXIT_OK
+from headway.runtime.model import model_directory, say_aside
 from headway.runtime.subject import Asked, Subject, subject_of
-from headway.runtime.train import config_from_anywhere, first_life, model_directory, say, say_aside
+from headway.runtime.train import config_from_anywhere, first_life, say
 from headway.runtime.trained import RunSoFar, read_run, trained_weights
 from headway.runtime.view import LinesView
 from headway.telemetry.evaluation_report import compared, evaluation_results, evaluation_text

@@ -11,8 +11,8 @@ from headway.core.errors import HeadwayError, ModelError, UserError
 from headway.models.checkpoint import resolve, verify
 from headway.models.export import ExportDtype, copy_tokenizer, write_model
 from headway.models.origin import origin
+from headway.runtime.model import say_aside
 from headway.runtime.staging import check_place, staged
-from headway.runtime.train import say_aside
 from headway.runtime.trained import RunSoFar, read_run, trained_weights
 from headway.telemetry.card import Exported, model_card
 from headway.telemetry.journal import journal_path

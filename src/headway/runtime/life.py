@@ -25,6 +25,7 @@ from headway.config.stages import Change
 from headway.core.clock import RunClock
 from headway.core.errors import DiskFullError, HeadwayError, WorkerDiedError
 from headway.core.events import CheckpointDone, Event, Noticed, StopAsked
+from headway.matching.memory import checkpoint_bytes, handover_bytes
 from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.queue.verdict import verdict_function
@@ -44,9 +45,7 @@ from headway.telemetry.metrics import RunMetrics
 if TYPE_CHECKING:
     from headway.core.commands import Finish, RestartWorker
 
-_VERSIONS_AT_ONCE = 5  # kept, being written, being read
-_BYTES_PER_VALUE = 4
-_TENSORS_SAVED = 3  # of each trained one: itself and the optimizer's two moments
+SHARED_MEMORY = Path("/dev/shm")
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
@@ -164,10 +163,8 @@ def _original(death: Death) -> HeadwayError:
 
 def _weights_dir(prepared: Prepared) -> Path:
     """Return where versions are handed over: shared memory where enough is free, else the run directory."""
-    shared = Path("/dev/shm")
-    needed = _BYTES_PER_VALUE * _num_trained(prepared) * _VERSIONS_AT_ONCE
-    if shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > needed:
-        return shared / f"headway-weights-{prepared.run_id}"
+    if fits_shared_memory(handover_bytes(model_facts(prepared.model_dir), prepared.config)):
+        return SHARED_MEMORY / f"headway-weights-{prepared.run_id}"
     return weights_dir(prepared.run_dir.absolute())
 
 
@@ -175,12 +172,13 @@ def _checkpoint_bytes(prepared: Prepared) -> int:
     """Return what a checkpoint takes: the newest one, or what the trained weights and the optimizer make."""
     if known := [num_bytes for num_bytes in prepared.metrics.checkpoints.values() if num_bytes]:
         return known[-1]
-    return _TENSORS_SAVED * _BYTES_PER_VALUE * _num_trained(prepared)
+    return checkpoint_bytes(model_facts(prepared.model_dir), prepared.config)
 
 
-def _num_trained(prepared: Prepared) -> int:
-    facts, trainer = model_facts(prepared.model_dir), prepared.config.trainer
-    return facts.num_params if trainer.full else facts.lora_params(trainer.lora_rank, trainer.lora_targets)
+def fits_shared_memory(num_bytes: int) -> bool:
+    """Say whether shared memory is there, may be written to, and has room."""
+    shared = SHARED_MEMORY
+    return shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > num_bytes
 
 
 class _Life:

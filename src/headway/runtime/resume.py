@@ -17,8 +17,9 @@ from headway.queue.state import ACTIVE, CARRIED
 from headway.runtime import directory, reserve, retention, snapshots
 from headway.runtime.job import checkpoint_dir, payload_dir
 from headway.runtime.life import Prepared, live, sweep
+from headway.runtime.model import model_directory, say_aside
 from headway.runtime.sinks import with_sinks
-from headway.runtime.train import model_directory, run_id, say_aside, scheduler_settings
+from headway.runtime.train import run_id, scheduler_settings
 from headway.runtime.view import open_view, say
 from headway.telemetry.journal import read_journal, truncate_torn_tail
 from headway.telemetry.journal_writer import JournalWriter

@@ -15,9 +15,10 @@ from headway.models.load import model_facts
 from headway.renderers.chat import Renderer
 from headway.runtime import directory
 from headway.runtime.job import checkpoint_dir
+from headway.runtime.model import model_directory, say_aside
 from headway.runtime.sft_life import SftPrepared, live_sft, planned_steps
 from headway.runtime.sft_rows import load_rows, store_rows
-from headway.runtime.train import model_directory, placed, say, say_aside
+from headway.runtime.train import placed, say
 from headway.telemetry.supervised import FORMAT, RecordWriter, read_supervised, truncate_torn_line
 from headway.trainer.checkpoints import find_checkpoint, read_checkpoint
 from headway.trainer.conversations import Conversations, Reading, read_conversations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,15 +10,15 @@ from typing import TYPE_CHECKING
 from headway.config.show import write_config
 from headway.core.clock import wall_time
 from headway.core.codec import to_plain
-from headway.core.errors import ModelError
 from headway.core.events import RunStarted
-from headway.models.checkpoint import resolve, verify
 from headway.models.load import model_facts
 from headway.queue.entry_settings import Source
 from headway.queue.scheduler import Scheduler
 from headway.queue.settings import SchedulerSettings, verify_places
 from headway.runtime import directory, reserve
 from headway.runtime.life import Prepared, live
+from headway.runtime.preflight.checks import fast_part
+from headway.runtime.preflight.subject import Subject
 from headway.runtime.sinks import with_sinks
 from headway.runtime.view import View, open_view, say
 from headway.telemetry.header import new_header
@@ -28,13 +27,20 @@ from headway.telemetry.metrics import RunMetrics
 from headway.telemetry.tensorboard import require_tensorboard
 
 if TYPE_CHECKING:
-    from headway.config.compose import Config, SftConfig
+    from collections.abc import Sequence
+
+    from headway.config.compose import Config
     from headway.config.model import ModelSettings
     from headway.telemetry.settings import Choice
 
 
-def train(config: Config, *, config_path: Path, view: Choice | None = None) -> int:
+def train(
+    config: Config, *, config_path: Path, overrides: Sequence[str] = (), view: Choice | None = None
+) -> int:
     """Run a new run to its end; return the exit code. `view` takes the place of `telemetry.view`.
+
+    What `headway check` looks at without a model or a sandbox is looked at first; `config` is what the other
+    two load to.
 
     Raises UserError for anything that the user can mend, before a process is started where possible.
     """
@@ -42,7 +48,7 @@ def train(config: Config, *, config_path: Path, view: Choice | None = None) -> i
     parent = Path(config.run.dir)
     if not config.run.name:
         name = directory.free_name(parent, name)
-    model_dir = model_directory(config)
+    model_dir = fast_part(Subject(config, config_path, overrides))
     if config.telemetry.tensorboard:
         require_tensorboard("telemetry.tensorboard")
     config = config_from_anywhere(config)
@@ -125,25 +131,6 @@ def placed(model: ModelSettings) -> ModelSettings:
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return replace(model, path=str(path.absolute()))
     return model
-
-
-def model_directory(config: Config | SftConfig) -> Path:
-    """Return the checkpoint of `model.path`, verified.
-
-    Raises ModelError when it is missing, incomplete or of an unknown family.
-    """
-    try:
-        path = resolve(config.model.path, progress=say_aside)
-        verify(path)
-    except ModelError as error:
-        error.key = error.key or "model.path"
-        raise
-    return path
-
-
-def say_aside(line: str) -> None:
-    """Print a line that is no part of the run's own output, which begins with the run directory."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def run_id(run_dir: Path) -> str:

@@ -12,7 +12,8 @@ from headway.environments.trial import try_once as run_trial
 from headway.renderers.chat import Renderer
 from headway.runtime.environment_worker import check_prompts, generation_limits, host_settings
 from headway.runtime.generator_worker import build_engine
-from headway.runtime.train import model_directory, say
+from headway.runtime.model import model_directory
+from headway.runtime.train import say
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.telemetry.terminal import console
 from headway.telemetry.transcript_text import TranscriptWriter

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _ADAPTER = "adapter"
 _MODEL = "model"
-_ATTENTION = ("k_proj", "o_proj", "q_proj", "v_proj")
 
 
 class TrainedPolicy:
@@ -178,16 +177,15 @@ class TrainedPolicy:
 def _lora_targets(model: PreTrainedModel, targets: str) -> Any:
     """Return the layers that get factors, as peft wants them.
 
-    With experts every name is given: peft's own all-linear would adapt the router and the experts too.
+    With experts they are named one by one: peft's own all-linear would adapt the router and the experts too.
     """
-    has_experts = model_shape(model.config.to_dict()).experts is not None
+    facts = model_shape(model.config.to_dict()).facts()
     if targets == "all-linear":
-        return list(_ATTENTION) if has_experts else targets
-    linear = (name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear))
-    names = _ATTENTION if has_experts else sorted(set(linear))
+        return sorted(facts.lora_sides) if facts.num_expert_layers else targets
+    names = sorted(facts.lora_sides)
     chosen = [name.strip() for name in targets.split(",")]
     if missing := [name for name in chosen if name not in names]:
-        why = ": in a model with experts attention alone can have LoRA" if has_experts else ""
+        why = ": in a model with experts attention alone can have LoRA" if facts.num_expert_layers else ""
         raise UserError(
             f"lora_targets must be all-linear or some of {', '.join(names)}{why}",
             value=missing[0],

@@ -1,0 +1,200 @@
+"""How much memory a run takes, process by process, before it starts.
+
+Formulas, all values float32 (4 bytes). P parameters, T trained ones (P, or those of the LoRA factors),
+V vocabulary, L layers, h hidden, q = heads * head_dim, f feed-forward width, r LoRA rank.
+
+Trainer
+    program       Python, torch, transformers, peft: measured
+    weights       4 P, and 4 T more for LoRA factors
+    optimizer     8 T: AdamW's two moments
+    activations   A = 4 s (L a + h) + 8 s^2 of the longest packed row, s = max(micro_batch_tokens,
+                  max_context_tokens) but no more than a batch has; s^2 is the mask, twice.
+                  a = 4 h + 5 q + 4 f: two residuals, two normed inputs, q, k and v spread over the heads,
+                  attention's output twice, gate, silu, up and their product; full fine-tuning keeps two
+                  normed residuals more (2 h). In a block with experts, k of E for each token, the place
+                  of 4 f is taken by k (4 f + 2 h) + 2 E: every expert's input and output too. With
+                  gradient checkpointing L h + a takes the place of L a.
+    gradients     max(4 T, 0.8 A'), A' being A without gradient checkpointing: gradients fill the blocks
+                  that activations leave free, and the allocator gives those back late (measured)
+    logits        3 * 4 * 256 V: a chunk of the output layer (trainer/logprobs.py), and 4 V h more for its
+                  gradient when it is trained
+    checkpoint    12 T: the copy that is written while training goes on
+Generator, each replica
+    program       Python and torch: measured
+    weights       4 P as loaded, which adapters are added to, and as many packed for decoding, the output
+                  layer apart from a tied embedding
+    update        4 U: the tensors that a version replaces, while both are there (U: linear layers, or all)
+    decoding      4 * 4 * max_running * V: logits and what is drawn from
+    KV            slots * max_context_tokens * kv_bytes_per_token; slots are as many as rollouts are in
+                  flight, at most 2 * max_running. The memory is taken slot by slot.
+Others
+    driver and environment workers: measured; what an environment's own data take is not known
+    handed over   5 versions of 4 T in /dev/shm
+    sandboxes     max_live * memory_mb at most
+
+KV, sandboxes and the handed over versions are upper limits; the trainer and the generator were within 15 %
+of their measured peaks (docs/check.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headway.config.compose import Config
+    from headway.core.facts import ModelFacts
+    from headway.trainer.settings import TrainerSettings
+
+MIB = 1 << 20
+F32 = 4
+VERSIONS_AT_ONCE = 5
+"""Published versions that exist at a time: kept, being written, being read."""
+
+_TRAINER_PROGRAM = 400 * MIB
+_GENERATOR_PROGRAM = 350 * MIB
+_DRIVER_PROGRAM = 45 * MIB
+_WORKER_PROGRAM = 45 * MIB
+_ROLLOUT_BYTES = 40_000  # of one in flight, driver and environment worker together
+_FREE_SHARE = 0.8  # of the activations: blocks that were freed and are not given back
+_CHUNK_TOKENS = 256  # trainer/logprobs.py, which imports torch
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Memory of one kind in one process."""
+
+    process: str
+    what: str
+    num_bytes: int
+    is_limit: bool = False  # taken as the run goes, up to this
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Every part, in the order of the processes."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Everything together, limits included."""
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def least_bytes(self) -> int:
+        """What is taken for certain: without the parts that are limits."""
+        return sum(part.num_bytes for part in self.parts if not part.is_limit)
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Bytes of each process, limits included."""
+        found: dict[str, int] = {}
+        for part in self.parts:
+            found[part.process] = found.get(part.process, 0) + part.num_bytes
+        return found
+
+
+def estimate_memory(facts: ModelFacts, config: Config, *, needs_sandbox: bool = True) -> MemoryEstimate:
+    """Return what a run of this model under these settings takes."""
+    parts = [*_trainer(facts, config)]
+    for index in range(config.generator.replicas):
+        parts += _generator(facts, config, f"generator{index}")
+    in_flight = rollouts_in_flight(config)
+    parts += [
+        Part("driver", "program", _DRIVER_PROGRAM),
+        Part("environment", "programs", config.environment.workers * _WORKER_PROGRAM),
+        Part("environment", "rollouts", in_flight * _ROLLOUT_BYTES, is_limit=True),
+        Part("shared", "handed over versions", handover_bytes(facts, config), is_limit=True),
+    ]
+    if needs_sandbox:
+        most = min(config.sandbox.max_live, in_flight) * config.sandbox.memory_mb * MIB
+        parts.append(Part("sandboxes", "programs in them", most, is_limit=True))
+    return MemoryEstimate(tuple(parts))
+
+
+def trained_params(facts: ModelFacts, config: Config) -> int:
+    """Return how many parameters the optimizer moves."""
+    trainer = config.trainer
+    if trainer.full:
+        return facts.num_params
+    return facts.lora_params(trainer.lora_rank, trainer.lora_targets)
+
+
+def handover_bytes(facts: ModelFacts, config: Config) -> int:
+    """Return what the published versions that exist at a time take where they are handed over."""
+    return F32 * trained_params(facts, config) * VERSIONS_AT_ONCE
+
+
+def checkpoint_bytes(facts: ModelFacts, config: Config) -> int:
+    """Return the size of one checkpoint: the trained weights and the optimizer's two moments of them."""
+    return 3 * F32 * trained_params(facts, config)
+
+
+def rollouts_in_flight(config: Config) -> int:
+    """Return how many rollouts may be in flight at once: those of training beside those of an evaluation."""
+    queue, extra = config.queue, config.oversampling
+    groups = (queue.max_depth + 1) * queue.batch_groups + extra.groups_extra
+    train = groups * (queue.group_size + extra.rollouts_extra)
+    if queue.max_running_rollouts:
+        train = min(train, max(queue.max_running_rollouts, queue.group_size))
+    slots = config.generator.replicas * config.generator.max_running
+    evaluated = config.eval.num_tasks * config.eval.rollouts_per_task
+    if config.eval.max_share < 1.0:
+        evaluated = min(evaluated, int(config.eval.max_share * slots))
+    return train + evaluated
+
+
+def _trainer(facts: ModelFacts, config: Config) -> list[Part]:
+    settings, trained = config.trainer, trained_params(facts, config)
+    added = 0 if settings.full else trained
+    most = config.queue.batch_size * config.generator.max_context_tokens
+    row = min(max(settings.micro_batch_tokens, config.generator.max_context_tokens), most)
+    kept = _activation_bytes(facts, replace(settings, gradient_checkpointing=False), row)
+    logits = 3 * F32 * _CHUNK_TOKENS * facts.vocab
+    if settings.full:
+        logits += F32 * facts.vocab * facts.hidden
+    name = "trainer"
+    return [
+        Part(name, "program", _TRAINER_PROGRAM),
+        Part(name, "weights", F32 * (facts.num_params + added)),
+        Part(name, "optimizer", 2 * F32 * trained),
+        Part(name, "activations", _activation_bytes(facts, settings, row)),
+        Part(name, "gradients", max(F32 * trained, int(_FREE_SHARE * kept))),
+        Part(name, "logits", logits),
+        Part(name, "checkpoint", checkpoint_bytes(facts, config)),
+    ]
+
+
+def _activation_bytes(facts: ModelFacts, settings: TrainerSettings, num_tokens: int) -> int:
+    query = facts.num_heads * facts.head_dim
+    same = 4 * facts.hidden + 5 * query + (2 * facts.hidden if settings.full else 0)
+    dense = same + 4 * facts.intermediate
+    mixture = facts.experts_per_token * (4 * facts.expert_intermediate + 2 * facts.hidden)
+    mixture += same + 2 * facts.num_experts
+    if settings.gradient_checkpointing:
+        present = ([dense] if facts.num_dense_layers else []) + ([mixture] if facts.num_expert_layers else [])
+        values = facts.num_layers * facts.hidden + max(present)
+    else:
+        values = facts.num_dense_layers * dense + facts.num_expert_layers * mixture
+    return F32 * num_tokens * (values + facts.hidden) + 2 * F32 * num_tokens**2
+
+
+def _generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
+    settings = config.generator
+    embedding = facts.vocab * facts.hidden
+    packed = facts.matrix_params + embedding  # of a tied embedding the output layer is a copy
+    query, key = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+    attention = 2 * facts.num_layers * facts.hidden * (query + key)
+    changed = packed
+    if not config.trainer.full:
+        changed = attention if facts.num_expert_layers else facts.matrix_params - embedding
+    slots = min(2 * settings.max_running, -(-rollouts_in_flight(config) // settings.replicas))
+    kv = slots * settings.max_context_tokens * facts.kv_bytes_per_token(F32)
+    return [
+        Part(name, "program", _GENERATOR_PROGRAM),
+        Part(name, "weights", F32 * (facts.num_params + packed)),
+        Part(name, "update", F32 * changed),
+        Part(name, "decoding", 4 * F32 * settings.max_running * facts.vocab),
+        Part(name, "KV", kv, is_limit=True),
+    ]

@@ -1,0 +1,199 @@
+"""Checks of the machine: cores, memory, disk, and sandboxes, as many as are asked for."""
+
+import os
+import resource
+import shutil
+from collections import namedtuple
+
+import pytest
+
+from headway.core.facts import ModelFacts
+from headway.matching.memory import checkpoint_bytes, estimate_memory, handover_bytes, rollouts_in_flight
+from headway.runtime.preflight import disk, machine, sandboxes
+from headway.runtime.preflight.machine import memory_bytes
+from tests.unit.preflight_parts import found, only, subject
+
+MIB = 1 << 20
+CODE = ("environment.name=python-code", "generator.max_context_tokens=256")
+SMOLLM2 = ModelFacts(134_515_008, 30, 576, 9, 3, 64, 1536, 49_152, 8192)
+QUICKSTART = (
+    "generator.max_running=64",
+    "generator.max_context_tokens=256",
+    "queue.batch_size=32",
+    "queue.depth=1",
+    "eval.num_tasks=64",
+)
+
+
+def test_threads_within_the_cores_are_well(checkpoint, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    text = "4 cores, divided by who has something to do"
+    assert only(found(subject(checkpoint), "cores"), "ok").text == text
+    both = ("generator.threads=2", "trainer.threads=2")
+    assert only(found(subject(checkpoint, *both), "cores"), "ok").text == "4 cores, as set"
+    assert only(found(subject(checkpoint, "trainer.threads=4"), "cores"), "ok")
+
+
+@pytest.mark.parametrize(
+    ("key", "overrides"),
+    [
+        ("generator.threads", ["generator.threads=3", "trainer.threads=2"]),
+        ("generator.replicas", ["generator.replicas=5"]),
+        ("trainer.threads", ["trainer.threads=5"]),
+    ],
+)
+def test_more_threads_than_cores(checkpoint, monkeypatch, key, overrides):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    finding = only(found(subject(checkpoint, *overrides), "cores"), "warning")
+    assert (finding.key, finding.where) == (key, "command line")
+
+
+def test_memory_against_what_is_free(checkpoint, monkeypatch):
+    monkeypatch.setattr(machine, "memory_bytes", lambda: (8 << 30, 4 << 30))
+    text = only(found(subject(checkpoint), "model", "memory"), "ok").text
+    assert text.endswith("of 4.0 GiB that are free")
+    monkeypatch.setattr(machine, "memory_bytes", lambda: (8 << 30, 100 * MIB))
+    assert "0.1 GiB are free" in only(found(subject(checkpoint), "model", "memory"), "warning").text
+    monkeypatch.setattr(machine, "memory_bytes", lambda: (500 * MIB, 400 * MIB))
+    assert (
+        "at least, and there are 0.5 GiB" in only(found(subject(checkpoint), "model", "memory"), "error").text
+    )
+
+
+def test_memory_of_the_machine_and_of_a_control_group(tmp_path):
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 600 kB\n")
+    assert memory_bytes(proc, groups) == (1000 * 1024, 600 * 1024)
+    inner = groups / "jobs" / "one"
+    inner.mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/jobs/one\n")
+    (inner / "memory.max").write_text("max\n")
+    (groups / "jobs" / "memory.max").write_text("500000\n")
+    (groups / "jobs" / "memory.current").write_text("300000\n")
+    (groups / "jobs" / "memory.stat").write_text("anon 1\ninactive_file 50000\n")
+    assert memory_bytes(proc, groups) == (500_000, 250_000)
+
+
+def test_the_estimate_is_near_what_the_quickstart_took(checkpoint):
+    """Measured peaks (VmHWM) of its processes on Linux with torch 2.13: 2442 and 3661 MiB."""
+    config = subject(checkpoint, *CODE, *QUICKSTART).config
+    sizes = estimate_memory(SMOLLM2, config).processes
+    assert sizes["trainer"] / MIB == pytest.approx(2442, rel=0.15)
+    assert sizes["generator0"] / MIB == pytest.approx(3661, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "measured"),
+    [
+        (["trainer.micro_batch_tokens=256"], 1602),
+        (["trainer.micro_batch_tokens=1024"], 3563),
+        (["trainer.gradient_checkpointing=true"], 1678),
+        (["trainer.full=true"], 3229),
+    ],
+)
+def test_the_estimate_of_a_step_is_near_what_it_took(checkpoint, overrides, measured):
+    """Measured peaks (VmHWM, MiB) of three steps on random tokens; no checkpoint was written in them."""
+    config = subject(checkpoint, *CODE, *QUICKSTART, *overrides).config
+    parts = [part for part in estimate_memory(SMOLLM2, config).parts if part.process == "trainer"]
+    size = sum(part.num_bytes for part in parts if part.what != "checkpoint")
+    assert size / MIB == pytest.approx(measured, rel=0.15)
+
+
+def test_sizes_follow_from_the_parameters(checkpoint):
+    full = subject(checkpoint, "trainer.full=true").config
+    assert checkpoint_bytes(SMOLLM2, full) == 12 * SMOLLM2.num_params
+    assert handover_bytes(SMOLLM2, full) == 20 * SMOLLM2.num_params
+    lora = subject(checkpoint, "trainer.lora_rank=8").config
+    assert checkpoint_bytes(SMOLLM2, lora) == 12 * SMOLLM2.lora_params(8)
+
+
+def test_rollouts_in_flight(checkpoint):
+    def number(*overrides):
+        return rollouts_in_flight(
+            subject(checkpoint, "queue.batch_size=32", "eval.num_tasks=0", *overrides).config
+        )
+
+    assert number("queue.bound=0") == 32
+    assert number("queue.bound=2") == 96
+    assert number("queue.bound=2", "queue.depth=1") == 64
+    assert number("queue.bound=0", "oversampling.rollouts_extra=2", "oversampling.groups_extra=1") == 50
+    assert number("queue.bound=2", "queue.max_running_rollouts=20") == 20
+    assert number("queue.bound=0", "eval.num_tasks=48") == 80
+    assert (
+        number("queue.bound=0", "eval.num_tasks=48", "eval.max_share=0.5", "generator.max_running=32") == 48
+    )
+
+
+def usage(free):
+    return lambda path: namedtuple("Usage", "total used free")(10**12, 0, free)
+
+
+def test_disk(checkpoint, tmp_path, monkeypatch):
+    here = f"run.dir={tmp_path}/new/runs"
+    text = only(found(subject(checkpoint, here), "model", "disk"), "ok").text
+    assert text.startswith("3 checkpoints of 1 MB, rollouts of ")
+    endless = only(
+        found(subject(checkpoint, here, "stop.steps=0", "stop.wall_s=9"), "model", "disk"), "ok"
+    ).text
+    assert "rollouts without end (stop.steps is 0)" in endless
+    monkeypatch.setattr(disk, "fits_shared_memory", lambda size: True)
+    monkeypatch.setattr(shutil, "disk_usage", usage(3_000_000))
+    finding = only(found(subject(checkpoint, here), "model", "disk"), "warning")
+    assert finding.key == "run.dir"
+    assert "3 MB are free" in finding.text
+    monkeypatch.setattr(shutil, "disk_usage", usage(100_000))
+    assert "room for a checkpoint" in only(found(subject(checkpoint, here), "model", "disk"), "error").text
+    monkeypatch.setattr(shutil, "disk_usage", usage(10**10))
+    monkeypatch.setattr(disk, "fits_shared_memory", lambda size: False)
+    assert "/dev/shm has no room" in found(subject(checkpoint, here), "model", "disk")[-1].text
+
+
+def test_a_run_directory_that_is_not_writable(checkpoint):
+    finding = only(found(subject(checkpoint, "run.dir=/proc/1/runs"), "model", "disk"), "error")
+    assert (finding.key, "not writable" in finding.text) == ("run.dir", True)
+
+
+def test_rollouts_in_all(checkpoint):
+    config = subject(
+        checkpoint, "stop.steps=10", "eval.every_steps=5", "oversampling.rollouts_extra=4"
+    ).config
+    assert disk.rollouts_in_all(config) == 10 * 32 * 12 // 8 + 4 * 8
+
+
+def test_the_quota_of_sandboxes(checkpoint):
+    assert "no environment" in only(found(subject(checkpoint), "quota"), "ok").text
+    assert only(found(subject(checkpoint, *CODE), "quota"), "ok").text == (
+        "12 rollouts hold a sandbox at once, of 104 in flight; 4 more places are for verifiers"
+    )
+    finding = only(found(subject(checkpoint, *CODE, "sandbox.max_live=8"), "quota"), "warning")
+    assert finding.sentence() == (
+        "command line: sandbox.max_live: 6 rollouts hold a sandbox at once (2 of 8 places are kept for "
+        "verifiers), so the 8 of a group wait for one another (got 8). Use sandbox.max_live = 11 or more"
+    )
+    assert only(found(subject(checkpoint, *CODE, "sandbox.max_live=11"), "quota"), "ok")
+
+
+def test_limits_of_this_process(checkpoint, monkeypatch):
+    limits = {resource.RLIMIT_NOFILE: 200, resource.RLIMIT_NPROC: 300}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], limits[which]))
+    monkeypatch.setattr(sandboxes, "read_sysctl", lambda name: "20")
+    findings = found(subject(checkpoint, *CODE), "quota")
+    assert [one.level for one in findings] == ["error", "warning", "warning"]
+    assert findings[0].remedy.startswith("Run `ulimit -n 224`")
+    assert findings[1].remedy.startswith("Run `ulimit -u 320`")
+    assert "user.max_user_namespaces=48" in findings[2].remedy
+
+
+def test_a_command_in_a_sandbox(checkpoint, tmp_path):
+    here = f"sandbox.directory={tmp_path}/sandboxes"
+    assert (
+        "a command ran in it"
+        in only(found(subject(checkpoint, *CODE, here), "environment", "sandbox"), "ok").text
+    )
+    assert "no environment" in only(found(subject(checkpoint), "environment", "sandbox"), "ok").text
+    (tmp_path / "file").touch()
+    findings = found(
+        subject(checkpoint, *CODE, f"sandbox.directory={tmp_path}/file/x"), "environment", "sandbox"
+    )
+    assert only(findings, "error").error is not None
