@@ -163,12 +163,12 @@ class Ended:
 class Command:
     """`python -m headway ...` while it runs."""
 
-    def __init__(self, folder, arguments):
+    def __init__(self, folder, arguments, prefix=()):
         self._out = folder / f"out{time.monotonic_ns()}"
         self._err = self._out.with_suffix(".err")
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "headway", *map(str, arguments)],
+                [*prefix, sys.executable, "-m", "headway", *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -242,8 +242,8 @@ class Bench:
         file.write_text(ENVIRONMENT.format(rollout=rollout, score=score, needs_sandbox=needs_sandbox))
         return [f"environment.name={file}", "environment.args="]
 
-    def start(self, *arguments):
-        command = Command(self.folder, arguments)
+    def start(self, *arguments, prefix=()):
+        command = Command(self.folder, arguments, prefix)
         self.commands.append(command)
         return command
 

@@ -92,7 +92,7 @@ def test_an_environment_that_never_returns_at_all_ends_the_run_by_name(bench):
 
 def test_an_environment_that_blocks_its_event_loop_is_named(bench):
     environment = bench.environment(rollout="time.sleep(600)")
-    ended = bench.train(*environment, "run.lost_after_s=4")
+    ended = bench.train(*environment, "run.lost_after_s=4", "recovery.environment_restarts=1")
     assert ended.code == 1, ended.text
     assert "environment worker environment0" in ended.err
     assert "said nothing for 4 s (run.lost_after_s)" in ended.err

@@ -59,7 +59,7 @@ def draw_settings(rng: random.Random) -> SchedulerSettings:
             max_late_batches=2,
             train=rng.choice(["all", "newest"]),
         ),
-        recovery=RecoverySettings(generator_restarts=50, trainer_restarts=50),
+        recovery=RecoverySettings(generator_restarts=50, trainer_restarts=50, environment_restarts=50),
         stop=StopSettings(steps=5),
         checkpoint=CheckpointSettings(every_steps=rng.randint(0, 3)),
         eval=EvalSettings(num_tasks=rng.choice([0, 3]), every_steps=2),
@@ -125,6 +125,8 @@ def play(seed: int) -> tuple[SimRun, Finish]:
     flow = seed % 3 == 1
     if flow:
         settings, sim = draw_flow(settings, sim, random.Random(f"flow/{seed}"))
+    deaths = random.Random(f"deaths/{seed}").choice([0.0, 0.0, 0.0, 40.0])
+    sim = replace(sim, environment_dies_every_s=deaths)
     kills = [rng.randint(1, 600) for _ in range(rng.randint(0, 3))] if seed % 2 else []
     kind = FlowDriver if flow else SimulatedDriver
     return play_lives(settings, sim, seed, kills, kind=kind, max_events=MAX_EVENTS)

@@ -1,6 +1,8 @@
 """What several unit tests stand on: a tokenizer in a directory, and the renderer of it."""
 
+import os
 import shutil
+import subprocess
 
 import pytest
 
@@ -36,3 +38,15 @@ def checkpoint(tiny_checkpoint, tmp_path):
 @pytest.fixture(scope="module")
 def renderer(model_dir):
     return Renderer(model_dir)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own with 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "headway-test", str(folder)]
+    if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs root: a small file system is mounted")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)

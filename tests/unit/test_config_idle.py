@@ -65,6 +65,7 @@ ROWS = [
         "staleness.environment_bound is -1",
         ["staleness.environment_bound=1"],
     ),
+    ("checkpoint.keep_best=true", ("eval.num_tasks=0",), "eval.num_tasks is 0", ["eval.num_tasks=8"]),
     ("staleness.down_weight_from=2", (), "queue.bound is 2", ["queue.bound=3"]),
     (
         "eval.num_tasks=9",

@@ -52,7 +52,7 @@ def command_named(words: list[str]) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_commands_exist(page):
     shown = re.findall(
-        r"(?:^ {4,}(?:\S+=\S+ )?|`)headway ([a-z][a-z ]*)", page.read_text(encoding="utf-8"), re.MULTILINE
+        r"(?:^ {4,}(?:\S+=\S+ )?|`)headway ([a-z][a-z -]*)", page.read_text(encoding="utf-8"), re.MULTILINE
     )
     assert [words for words in shown if not command_named(words.split())] == []
 

@@ -132,7 +132,7 @@ def usage(free):
 def test_disk(checkpoint, tmp_path, monkeypatch):
     here = f"run.dir={tmp_path}/new/runs"
     text = only(found(subject(checkpoint, here), "model", "disk"), "ok").text
-    assert text.startswith("3 checkpoints of 1 MB, rollouts of ")
+    assert text.startswith("3 checkpoints of 1.3 MB, rollouts of ")
     endless = only(
         found(subject(checkpoint, here, "stop.steps=0", "stop.wall_s=9"), "model", "disk"), "ok"
     ).text
@@ -141,7 +141,7 @@ def test_disk(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", usage(3_000_000))
     finding = only(found(subject(checkpoint, here), "model", "disk"), "warning")
     assert finding.key == "run.dir"
-    assert "3 MB are free" in finding.text
+    assert "3.0 MB are free" in finding.text
     monkeypatch.setattr(shutil, "disk_usage", usage(100_000))
     assert "room for a checkpoint" in only(found(subject(checkpoint, here), "model", "disk"), "error").text
     monkeypatch.setattr(shutil, "disk_usage", usage(10**10))
@@ -152,6 +152,18 @@ def test_disk(checkpoint, tmp_path, monkeypatch):
 def test_a_run_directory_that_is_not_writable(checkpoint):
     finding = only(found(subject(checkpoint, "run.dir=/proc/1/runs"), "model", "disk"), "error")
     assert (finding.key, "not writable" in finding.text) == ("run.dir", True)
+
+
+def test_what_stays_on_disk(checkpoint):
+    def sizes(*overrides):
+        config = subject(checkpoint, "stop.steps=10", "eval.num_tasks=0", *overrides).config
+        return disk.checkpoints_at_once(config), disk.record_bytes(config)
+
+    payload = 1000 + 15 * 64
+    assert sizes() == (3, 320 * (3000 + payload))
+    assert sizes("retention.payloads=none") == (3, 320 * 3000)
+    assert sizes("retention.payloads=2") == (3, 320 * 3000 + 64 * payload)
+    assert sizes("checkpoint.keep_every_steps=5", "checkpoint.keep_best=true", "eval.num_tasks=8")[0] == 6
 
 
 def test_rollouts_in_all(checkpoint):

@@ -1,19 +1,25 @@
 """The trainer's desk: what a rollback brings back, and what a checkpoint beside training contains."""
 
+import os
+import shutil
 import sys
 from array import array
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from headway.config.load import load_config
 from headway.core.commands import Checkpoint, Publish, Rollback, Row, Train
+from headway.core.errors import DiskFullError
 from headway.core.events import CheckpointDone, RolledBack, StepEnded, VersionPublished
 from headway.core.payload import Payload, PayloadWriter
 from headway.core.records import FLAGS, FLOATS, TOKENS, TrainingSample, VersionSpan
 from headway.models.fetch import fetch
-from headway.runtime.job import Job, checkpoint_dir, payload_dir
+from headway.queue.settings import CheckpointSettings
+from headway.runtime.job import Job, checkpoint_dir, payload_dir, weights_dir
 from headway.runtime.trainer_worker import Desk
 from headway.trainer.checkpoints import complete_checkpoints
 
@@ -121,3 +127,70 @@ def test_what_may_be_rolled_back_to_is_there_until_the_next_checkpoint_is_begun(
     assert saved(job) == [2, 3, 4]
     desk.retain()
     assert saved(job) == [3, 4]
+
+
+def fill(disk, kilobytes):
+    """Leave so much room."""
+    ballast = disk / "ballast"
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - (kilobytes << 10))
+    return ballast
+
+
+def test_versions_go_to_the_run_directory_once_shared_memory_is_full(job, small_disk, train):
+    told = []
+    fill(small_disk, 16)
+    with ThreadPoolExecutor(1) as writer:
+        desk = Desk(replace(job, weights_dir=small_disk), writer, told.append)
+        steps(desk, train, [1])
+        published = obey(desk, Publish(0, 1))
+        again = (steps(desk, train, [2]), obey(desk, Publish(0, 2)))[1]
+    assert published.manifest.startswith(f"{weights_dir(job.run_dir)}/")
+    assert again.manifest.startswith(f"{weights_dir(job.run_dir)}/")
+    (notice,) = told
+    assert notice.code == "weights_moved"
+    assert f"no room for {small_disk}/0000-00000001: it needs " in notice.text
+    assert os.listdir(small_disk) == ["ballast"]
+
+
+def test_without_room_anywhere_a_version_is_a_full_disk(job, small_disk, train):
+    fill(small_disk, 16)
+    (small_disk / "weights").mkdir()
+    with ThreadPoolExecutor(1) as writer:
+        desk = Desk(replace(job, weights_dir=small_disk / "weights"), writer)
+        steps(desk, train, [1])
+        desk._job = replace(desk._job, run_dir=small_disk)
+        with pytest.raises(DiskFullError, match=r"no room for .*weights/0000-00000001"):
+            obey(desk, Publish(0, 1))
+
+
+def test_a_checkpoint_that_has_no_room_leaves_the_one_before_and_comes_once_there_is(job, small_disk, train):
+    (small_disk / "checkpoints").mkdir()
+    checkpoints = small_disk / "checkpoints"
+    with ThreadPoolExecutor(1) as writer:
+        desk = Desk(job, writer)
+        desk.trainer._checkpoint_dir = checkpoints
+        steps(desk, train, [1])
+        done = obey(desk, Checkpoint(1))
+        assert done.num_bytes == sum(p.stat().st_size for p in Path(done.path).rglob("*") if p.is_file())
+        ballast = fill(small_disk, done.num_bytes // 2048)
+        steps(desk, train, [2])
+        with pytest.raises(DiskFullError, match=r"no room for .*/step-000002: it needs ") as caught:
+            obey(desk, Checkpoint(2))
+        assert "are free there (No space left on device)" in str(caught.value)
+        assert os.listdir(checkpoints) == ["step-000001"]
+        ballast.unlink()
+        obey(desk, Checkpoint(2))
+    assert [int(path.name[-6:]) for path in complete_checkpoints(checkpoints)] == [1, 2]
+
+
+def test_the_best_checkpoint_and_milestones_outlive_the_newest(job, train):
+    job = replace(job, config=replace(job.config, checkpoint=CheckpointSettings(keep=1, keep_every_steps=3)))
+    with ThreadPoolExecutor(1) as writer:
+        desk = Desk(job, writer)
+        desk.keep = (2,)
+        for step in range(1, 6):
+            steps(desk, train, [step])
+            obey(desk, Checkpoint(step))
+        desk.retain()
+    assert saved(job) == [2, 3, 5]

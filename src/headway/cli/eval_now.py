@@ -14,8 +14,9 @@ from headway.cli.arguments import check_run, naming, run_argument
 def command(run: Path) -> int:
     r"""Ask a run that goes on for an evaluation now.
 
-    The newest version is evaluated as [eval] says, beside training, in addition to the evaluations that are
-    due anyway. The result appears in the run's lines, `headway watch` and `headway report`.
+    RUN is its directory. The newest version is evaluated as [eval] says, beside training and in addition to
+    the evaluations that are due anyway. The result appears in the run's lines, `headway watch` and
+    `headway report`.
 
     \b
     Example:

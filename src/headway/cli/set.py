@@ -15,10 +15,10 @@ from headway.cli.arguments import check_run, naming, overrides_argument, run_arg
 def command(run: Path, overrides: tuple[str, ...]) -> int:
     r"""Change settings of a run that goes on.
 
-    KEY=VALUE holds from now on, for later lives of the run too, and stands in the journal. It is checked
-    together with all other settings, and all changes are made or none. What the scheduler decides by can
-    change ([queue], [guard], [stop], [eval], [concurrency] and the like, and generator.temperature); the rest
-    is refused: it takes effect at a resume.
+    RUN is its directory. KEY=VALUE holds from now on, for later lives too, and stands in the journal. It is
+    checked together with all other settings, and all changes are made or none. What the scheduler decides by
+    can change ([queue], [guard], [stop], [eval], [concurrency] and the like, and generator.temperature); the
+    rest is refused: it takes effect at a resume.
 
     \b
     Examples:

@@ -15,7 +15,7 @@ from headway.cli.arguments import check_run, naming, run_argument
 def command(run: Path, wait: bool) -> int:
     r"""Stop a run that goes on, as Ctrl-C does.
 
-    The run finishes its step, writes a checkpoint and ends; `headway resume` goes on.
+    RUN is its directory. It finishes its step, writes a checkpoint and ends; `headway resume` goes on.
 
     \b
     Examples:

@@ -66,6 +66,7 @@ class SimSettings:
     stall_factor: float = 25.0
     p_sandbox_lies: float = 0.0  # one says that it is ready again, after it was ready or lost
     generator_dies_every_s: float = 0.0  # mean time to the death of a generator, 0 for never
+    environment_dies_every_s: float = 0.0  # mean time to the death of an environment worker, 0 for never
     p_trainer_dies: float = 0.0  # in a step
     keeps_partials: bool = True  # parked rollouts leave something that a later life can go on from
 

@@ -189,6 +189,7 @@ class SimulatedDriver:
             self.later(self.sim.start_s, WorkerJoined("trainer", "trainer"))
         for index in range(settings.num_environment_workers):
             self.later(self.sim.start_s, WorkerJoined("environment", f"e{index}"))
+            self.at(self.sim.start_s, lambda index=index: self._let_worker_die(index))
         for index in range(settings.num_replicas):
             name = f"g{index}"
             replica = SimReplica(name, self.sim.max_running, [(0.0, self.lineage, 0)])
@@ -286,6 +287,10 @@ class SimulatedDriver:
             self._trainer_life += 1
             self.later(self.sim.start_s, WorkerJoined("trainer", command.worker))
             return
+        if command.role == "environment":
+            self.later(self.sim.start_s, WorkerJoined("environment", command.worker))
+            self.at(self.sim.start_s, lambda: self._let_worker_die(int(command.worker[1:])))
+            return
 
         def join() -> None:
             replica = SimReplica(
@@ -296,6 +301,16 @@ class SimulatedDriver:
             self.at(self.sim.start_s, lambda replica=replica: self._let_die(replica))
 
         self.at(self.sim.start_s, join)
+
+    def _let_worker_die(self, index: int) -> None:
+        if self.sim.environment_dies_every_s:
+            after_s = self.rng.expovariate(1.0 / self.sim.environment_dies_every_s)
+            self.at(after_s, lambda: self._worker_dies(index))
+
+    def _worker_dies(self, index: int) -> None:
+        """Tell the death, then what it means for its rollouts, as the live driver does."""
+        self.feed(WorkerLost("environment", f"e{index}", "simulated"))
+        self.rollouts.worker_died(index, self.run.scheduler.settings.num_environment_workers)
 
     def _let_die(self, replica: SimReplica) -> None:
         if self.sim.generator_dies_every_s:

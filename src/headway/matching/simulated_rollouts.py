@@ -24,6 +24,7 @@ from headway.core.events import (
     TurnEnded,
 )
 from headway.core.records import VersionSpan, merge_spans
+from headway.core.segments import group_of
 from headway.matching.roles import SimReplica, SimRollout, SimSettings, draw_tokens, draw_tool_s
 
 if TYPE_CHECKING:
@@ -129,6 +130,17 @@ class SimRollouts:
         for rollout in self._rollouts.values():
             if rollout.replica == replica.name and rollout.asks and not rollout.parked and not rollout.over:
                 self._set_aside(rollout, "engine_lost")
+
+    def worker_died(self, index: int, num_workers: int) -> None:
+        """Whatever ran on this environment worker is gone, sandboxes too."""
+        for rollout in list(self._rollouts.values()):
+            found = group_of(rollout.rollout)
+            if rollout.over or found is None or found[1] % num_workers != index:
+                continue
+            if rollout.sandbox:
+                lost = SandboxLost(rollout.rollout, rollout.attempt, rollout.sandbox, "worker_lost")
+                self._stage.later(0.0, lost)
+            self._fail(rollout, "infrastructure", "worker_lost")
 
     # --- memory
 

@@ -1,8 +1,9 @@
 """Recovery: a worker died and comes back, or the trainer goes back to a checkpoint, while the run goes on.
 
-A dead generator is started anew; its rollouts park themselves and go on from their tokens. A dead trainer
-is started anew from the newest checkpoint; what the lost steps trained goes back to the queue, in a new
-lineage. More deaths than the settings allow end the run, resumable.
+A dead generator is started anew; its rollouts park themselves and go on from their tokens. A dead
+environment worker is started anew; its rollouts and scores failed, as the driver tells, and are tried again.
+A dead trainer is started anew from the newest checkpoint; what the lost steps trained goes back to the queue,
+in a new lineage. More deaths than the settings allow end the run, resumable.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ class RecoverySettings:
     )
     trainer_restarts: int = setting(
         1, "Restarts of the trainer, from its newest checkpoint, before its death ends the run.", ge=0
+    )
+    environment_restarts: int = setting(
+        3, "Restarts of each environment worker before its death ends the run; 0 for none.", ge=0
     )
 
 
@@ -88,6 +92,9 @@ def worker_lost(ctx: Context, event: WorkerLost) -> None:
         ctx.note(Ignored("WorkerLost", event.worker))  # nothing was asked of it
         return
     text = f"{event.role} worker {event.worker} was lost: {event.cause}"
+    if event.role == "environment":
+        environment_lost(ctx, event.worker, text)
+        return
     limit = ctx.settings.recovery.trainer_restarts
     if event.role != "trainer" or state.phase != "running" or state.trainer_restarts >= limit:
         stop(ctx, "failed", text, failed=True)
@@ -99,6 +106,22 @@ def worker_lost(ctx: Context, event: WorkerLost) -> None:
     ctx.warn("trainer_lost", f"{text}; it is started anew and goes on from step {step}")
     ctx.ask(RestartWorker("trainer", event.worker, state.trainer_restarts))
     ctx.expect("restart:trainer", ctx.settings.deadlines.start_s)
+
+
+def environment_lost(ctx: Context, worker: str, text: str) -> None:
+    """An environment worker died: start it anew, unless it died too often."""
+    state, limit = ctx.state, ctx.settings.recovery.environment_restarts
+    times = state.worker_restarts.get(worker, 0)
+    if state.phase != "running" or times >= limit:
+        more = ""
+        if state.phase == "running" and limit:
+            more = f"; it was restarted {limit} times before (recovery.environment_restarts)"
+        stop(ctx, "failed", text + more, failed=True)
+        return
+    state.worker_restarts[worker] = times + 1
+    ctx.warn("environment_lost", f"{text}; it is started anew ({times + 1} of at most {limit} times)")
+    ctx.ask(RestartWorker("environment", worker, times + 1))
+    ctx.expect(f"restart:{worker}", ctx.settings.deadlines.start_s)
 
 
 def trainer_joined(ctx: Context) -> None:

@@ -38,6 +38,7 @@ def resumed(ctx: Context, event: RunResumed) -> None:
     state.phase, state.outcome, state.message, state.failed = "starting", "", "", False
     state.spent_wall_s, state.life_began_s = event.spent_wall_s, ctx.now
     state.workers, state.trainer_joined, state.trainer = [], False, "idle"
+    state.worker_restarts = {}
     state.replicas, state.sandboxes, state.requests = {}, {}, {}
     state.eval, state.eval_wanted = None, -1
     state.evaluated = state.evaluated if state.evaluated <= event.step else -1

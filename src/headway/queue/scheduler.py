@@ -260,6 +260,8 @@ class Scheduler:
                     recovery.trainer_joined(ctx)
                 elif event.worker not in state.workers:
                     state.workers.append(event.worker)
+                else:
+                    ctx.met(f"restart:{event.worker}")
                 self._maybe_start(ctx)
             case ReplicaJoined():
                 recovery.replica_joined(ctx, event)

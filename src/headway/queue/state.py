@@ -163,6 +163,7 @@ class State:
     life_began_s: float = 0.0
 
     workers: list[str] = field(default_factory=list[str])  # environment workers that joined
+    worker_restarts: dict[str, int] = field(default_factory=dict[str, int])  # by worker
     trainer_joined: bool = False
     trainer: Literal["idle", "training", "publishing", "loading"] = "idle"
     trainer_restarts: int = 0

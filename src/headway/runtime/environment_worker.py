@@ -84,6 +84,7 @@ async def serve(job: Job, link: Link) -> None:
         readers = [tasks.create_task(engine.run()) for engine in engines.values()]
         running = tasks.create_task(host.run())
         syncing = tasks.create_task(_sync(payloads))
+        await asyncio.sleep(0)  # the host serves before the first command, which may be here already
         while (message := await link.receive()) is not None and message[0] != "stop":
             if message[0] == "command":
                 _obey(environments, host, link, message[1])

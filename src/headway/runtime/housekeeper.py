@@ -74,7 +74,7 @@ class Housekeeper:
                 order = None
             else:
                 ending = order is None
-        self._measure()
+        self._measure(over=True)
 
     def _tidy(self, order: Tidy) -> None:
         self.checkpoint_bytes = order.checkpoint_bytes or self.checkpoint_bytes
@@ -87,8 +87,10 @@ class Housekeeper:
         except OSError as error:  # it stays, and takes room
             self._warn("retention", f"what the run needs no longer cannot be removed: {error}")
 
-    def _measure(self) -> None:
+    def _measure(self, *, over: bool = False) -> None:
         sizes = measure(self.run_dir, self.weights_dir)
+        if over:  # the life takes them with it
+            sizes["disk.weights_bytes"] = 0.0
         self.tell(sizes)
         free, needed = sizes["disk.free_bytes"], CHECKPOINTS_AHEAD * self.checkpoint_bytes
         if free < needed:

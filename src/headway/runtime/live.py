@@ -49,6 +49,7 @@ from headway.core.events import (
     WorkerLost,
 )
 from headway.core.notes import EvalEnded, RolloutSettled
+from headway.runtime.environments import Environments
 from headway.runtime.signals import SignalThread
 from headway.telemetry.progress import Progress
 from headway.telemetry.records import Entry, Stat
@@ -123,9 +124,8 @@ class LiveDriver:
         self._give_up_reserve = give_up_reserve
         self._view = view
         self._links: dict[str, Link] = {}
-        self._environments: list[str] = []
+        self._environments = Environments()
         self._unusable: set[str] = set()  # generators that came back and may not answer yet
-        self._owner: dict[str, str] = {}  # rollout -> environment worker
         self._generating: set[str] = set()  # rollouts that may ask for tokens
         self._training = False
         self._given: tuple[int, int] = (0, 0)  # threads that generators and trainer were given last
@@ -138,11 +138,12 @@ class LiveDriver:
         """Make a worker reachable; one of a known name takes the place of one that died."""
         if role == "generator" and name in self._links:
             self._unusable.add(name)
+        if role == "environment":
+            self._environments.connect(name, link)
+            return
         self._links[name] = link
         self._given = (0, 0)  # it knows of no threads yet
-        if role == "environment" and name not in self._environments:
-            self._environments.append(name)
-        elif role == "trainer":
+        if role == "trainer":
             self._kept = ()
 
     async def run(self, first: Sequence[Event]) -> Finish:
@@ -180,6 +181,7 @@ class LiveDriver:
         return DeadlinePassed()
 
     def _handle(self, event: Event) -> None:
+        self._environments.heard(event)
         began = stopwatch()
         now = round(self._clock.now(), _TIME_DIGITS)
         commands, notes = self._scheduler.handle(event, now)
@@ -198,7 +200,7 @@ class LiveDriver:
         self._share_cores(event)
         for note in notes:
             if isinstance(note, RolloutSettled):
-                self._owner.pop(note.rollout, None)
+                self._environments.settled(note.rollout)
                 self._generating.discard(note.rollout)
         self._metrics.feed(entry)
         self._tell_kept(entry)
@@ -256,16 +258,11 @@ class LiveDriver:
                 self._wake_at_s = command.at_s
             case Finish():
                 self.finish = command
-            case RequestTask():
-                self._send(self._environments[command.request % len(self._environments)], command)
             case StartRollout():
-                number = int(command.group[1:].partition("~")[0])
-                name = self._environments[number % len(self._environments)]
-                self._owner[command.rollout] = name
                 self._generating.add(command.rollout)
-                self._send(name, command)
-            case Cancel() | Park() | Resume() | GrantSandbox() | ReleaseSandbox() | Score():
-                self._send(self._owner.get(command.rollout, self._environments[0]), command)
+                self._environments.send(command)
+            case RequestTask() | Cancel() | Park() | Resume() | GrantSandbox() | ReleaseSandbox() | Score():
+                self._environments.send(command)
             case Signal():
                 self._signals.ask(command)
             case Train():
@@ -274,6 +271,10 @@ class LiveDriver:
             case Publish() | Checkpoint() | Rollback():
                 self._send("trainer", command)
             case RestartWorker():
+                if command.role == "environment":
+                    sandboxes = self._scheduler.state.sandboxes
+                    for event in self._environments.lost(command.worker, sandboxes):
+                        self.inbox.put_nowait(event)
                 self._restart(command)
             case ApplyVersion():
                 for name in command.replicas:

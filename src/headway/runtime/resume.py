@@ -13,6 +13,7 @@ from headway.core.errors import RunDirectoryError, UserError
 from headway.core.events import RunResumed, SettingChanged
 from headway.core.payload import split_reference
 from headway.core.schema import is_named, keys_of, sections_of
+from headway.core.storage import free_bytes, size
 from headway.queue.state import ACTIVE, CARRIED
 from headway.runtime import directory, reserve, retention, snapshots
 from headway.runtime.job import checkpoint_dir, payload_dir
@@ -95,9 +96,10 @@ def _resume(
         )
     payloads_are_there(run_dir, state, step)
     retention.remove(retention.spare_snapshots(payload_dir(run_dir), retention.needs_of(state)))
-    reserve.take(run_dir)
     lineage = state.lineage + 1
     metrics = RunMetrics.of(journal)
+    reserve.take(run_dir)
+    has_room(run_dir, metrics)
     say(f"run directory: {run_dir}")
     for line in damaged:
         say(f"warning: {line}")
@@ -141,6 +143,17 @@ def _whole_checkpoints(run_dir: Path, state: State) -> tuple[int, ...]:
     """Return the steps of the checkpoints that a rollback may go back to, of those that the run remembers."""
     found = {step_of(path) for path in complete_checkpoints(checkpoint_dir(run_dir))}
     return tuple(step for step in state.saved_steps if step in found)
+
+
+def has_room(run_dir: Path, metrics: RunMetrics) -> None:
+    """Raise RunDirectoryError when not even the next checkpoint could be written."""
+    needed = max(metrics.checkpoints.values(), default=0)
+    if (free := free_bytes(run_dir)) < needed:
+        reserve.give_up(run_dir)
+        raise RunDirectoryError(
+            f"{run_dir} must have room for the next checkpoint, {size(needed)}: {size(free)} are free there",
+            remedy=f"Free room; `headway prune {run_dir} --dry-run` says what the run can spare.",
+        )
 
 
 def payloads_are_there(run_dir: Path, state: State, step: int) -> None:

@@ -84,10 +84,10 @@ def spare_segments(
     if not folder.is_dir():
         return []
     found = [segment for path in sorted(folder.iterdir()) if (segment := segment_of(path.name)) is not None]
-    return [folder / s.name for s in found if not _is_kept(s, policy, needs, ages) and _is_settled(s, needs)]
+    return [folder / s.name for s in found if not _is_kept(s, policy, needs, ages) and is_settled(s, needs)]
 
 
-def _is_settled(segment: Segment, needs: Needs) -> bool:
+def is_settled(segment: Segment, needs: Needs) -> bool:
     """Whether nobody needs a segment and nothing is written to it any more."""
     if (segment.is_eval, segment.place) in needs.segments:
         return False

@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import signal
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,17 +126,19 @@ class _Life:
             trainer = replace(trainer, learning_rate=sft.learning_rate)
         if sft.schedule == "linear":  # above 0 at the last step
             trainer = replace(trainer, schedule="linear", decay_steps=self._last_step + 1)
-        made = LocalTrainer(
-            prepared.model_dir,
-            trainer,
-            AlgorithmSettings(loss="cross_entropy", normaliser=sft.normaliser),
-            payload_dir=payload_dir(prepared.run_dir),
-            weights_dir=prepared.run_dir / "weights",
-            checkpoint_dir=checkpoint_dir(prepared.run_dir),
-            seed=self._config.run.seed,
-            keep_checkpoints=self._config.checkpoint.keep,
-            keep_every_steps=self._config.checkpoint.keep_every_steps,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of transformers, for PEFT's ears
+            made = LocalTrainer(
+                prepared.model_dir,
+                trainer,
+                AlgorithmSettings(loss="cross_entropy", normaliser=sft.normaliser),
+                payload_dir=payload_dir(prepared.run_dir),
+                weights_dir=prepared.run_dir / "weights",
+                checkpoint_dir=checkpoint_dir(prepared.run_dir),
+                seed=self._config.run.seed,
+                keep_checkpoints=self._config.checkpoint.keep,
+                keep_every_steps=self._config.checkpoint.keep_every_steps,
+            )
         if prepared.checkpoint is not None:
             made.load(str(prepared.checkpoint))
         made.discard_after(made.steps)

@@ -131,7 +131,8 @@ class JournalWriter:
     def _take_back(self, num_bytes: int) -> None:
         """Cut the part of a record off that was written."""
         try:
-            self._file.truncate(self._file.seek(0, os.SEEK_END) - num_bytes)
+            size = self._file.seek(0, os.SEEK_END) - num_bytes
+            self._file.seek(self._file.truncate(size))
         except OSError:
             self._failed = True
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,6 +165,28 @@ def test_a_full_disk_is_a_clear_error_and_nothing_more_is_written(kit, tmp_path)
         writer.write_stat(0.0, {})
     writer.close()
     writer.close()
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_a_record_that_has_no_room_is_taken_back_and_the_next_one_is_whole(kit, small_disk, append):
+    path = small_disk / "journal.jsonl"
+    if append:
+        path.touch()
+    writer = JournalWriter(path, append=append)
+    writer.write_header(kit.header())
+    writer.write_stat(1.0, {"driver_cpu_s": 0.5})
+    ballast = small_disk / "ballast"
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(small_disk).free)
+    before = path.read_bytes()
+    with pytest.raises(DiskFullError):
+        writer.write_stat(2.0, {f"a long name {number}": 1.0 for number in range(500)})
+    assert path.read_bytes() == before
+    ballast.unlink()
+    writer.write_stat(3.0, {"driver_cpu_s": 0.7})
+    writer.close()
+    assert [stat.t for stat in read_journal(path).stats()] == [1.0, 3.0]
+    assert writer.num_bytes == path.stat().st_size
 
 
 def test_the_writer_measures_its_own_time_and_size(kit, tmp_path):

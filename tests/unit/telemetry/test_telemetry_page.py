@@ -135,6 +135,16 @@ def test_a_run_without_a_step_or_a_rollout(kit):
     assert page.tags.count("script") == 3  # plotly is not there for nothing
 
 
+def test_one_evaluation_alone_is_no_curve(kit):
+    script = kit.Script()
+    script.event(0.0, e.RunStarted())
+    script.event(1.0, e.EvalDue(), n.EvalStarted(0, 0, 1))
+    script.event(2.0, e.DeadlinePassed(), n.EvalEnded(0, 0, 8, 0, 0.25, 0.2, 0.6, 4))
+    page = page_of(data_of(script, kit.header()))
+    assert page.figures == {}
+    assert "pass@4 60%" in page.shown
+
+
 def test_a_run_without_evaluations(kit):
     script = kit.whole_run()
     script.records = [

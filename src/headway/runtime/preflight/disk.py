@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import TYPE_CHECKING
 
 from headway.core.errors import RunDirectoryError
+from headway.core.storage import free_bytes, size
 from headway.matching.memory import checkpoint_bytes, handover_bytes
 from headway.runtime.life import SHARED_MEMORY, fits_shared_memory
 from headway.runtime.preflight.findings import Finding, failed, ok, warning
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from headway.config.compose import Config
     from headway.runtime.preflight.subject import Subject
 
-_MB = 1_000_000
 _TOKEN_BYTES = 9 + 6  # id, mask and log-prob; its text in the transcript
-_ROLLOUT_BYTES = 4_000  # of the payload's head and of the journal's records, measured
+_PAYLOAD_BYTES = 1_000  # of a payload beside its tokens, measured
+_JOURNAL_BYTES = 3_000  # of a rollout's records, measured
 
 
 def disk(subject: Subject) -> Iterator[Finding]:
-    """Free space against what a whole run writes."""
+    """Free space against what a whole run writes and keeps."""
     config, place = subject.config, subject.run_dir
     if not os.access(place, os.W_OK):
         yield from failed(
@@ -34,22 +34,19 @@ def disk(subject: Subject) -> Iterator[Finding]:
             )
         )
         return
-    free = shutil.disk_usage(place).free
+    free = free_bytes(place)
     handed = handover_bytes(subject.facts, config)
     in_memory = fits_shared_memory(handed)
-    one = checkpoint_bytes(subject.facts, config)
-    checkpoints = one * (config.checkpoint.keep + 1)  # the oldest goes when the newest is begun
-    rollouts = rollouts_in_all(config)
-    records = 0 if rollouts is None else rollouts * rollout_bytes(config)
-    needed = checkpoints + records + (0 if in_memory else handed)
-    each = f"{config.checkpoint.keep + 1} checkpoints of {one / _MB:,.0f} MB"
-    runs_on = "" if rollouts is not None else ", and rollouts without end (stop.steps is 0)"
-    text = f"{each}, rollouts of {records / _MB:,.0f} MB at most{runs_on}" if rollouts else f"{each}{runs_on}"
-    if one + (0 if in_memory else handed) > free:
+    on_disk = 0 if in_memory else handed
+    one, number = checkpoint_bytes(subject.facts, config), checkpoints_at_once(config)
+    records = record_bytes(config)
+    needed = number * one + (records or 0) + on_disk
+    rollouts = "rollouts without end (stop.steps is 0)" if records is None else f"rollouts of {size(records)}"
+    text = f"{number} checkpoints of {size(one)}, {rollouts}"
+    if one + on_disk > free:
         yield from failed(
             RunDirectoryError(
-                f"there must be room for a checkpoint of {one / _MB:,.0f} MB, and "
-                f"{free / _MB:,.0f} MB are free",
+                f"there must be room for a checkpoint of {size(one)}, and {size(free)} are free",
                 remedy="Free some space, or choose another disk with run.dir=DIRECTORY",
                 key="run.dir",
             )
@@ -57,18 +54,38 @@ def disk(subject: Subject) -> Iterator[Finding]:
         return
     if needed > free:
         yield warning(
-            f"{text}: {needed / _MB:,.0f} MB, and {free / _MB:,.0f} MB are free",
-            "Free some space, choose another disk with run.dir=DIRECTORY, or lower checkpoint.keep",
+            f"{text}: {size(needed)}, and {size(free)} are free",
+            "Free some space, choose another disk with run.dir=DIRECTORY, or keep less (checkpoint.keep, "
+            "retention.payloads)",
             key="run.dir",
         )
     else:
-        yield ok(f"{text}; {free / 1000 / _MB:,.1f} GB are free")
+        yield ok(f"{text}; {size(free)} are free")
     if not in_memory:
         yield warning(
-            f"versions are handed over on the disk, which is slower: {SHARED_MEMORY} has no room for "
-            f"{handed / _MB:,.0f} MB",
+            f"versions are handed over on the disk, which is slower: {SHARED_MEMORY} has no room "
+            f"for {size(handed)}",
             f"Free {SHARED_MEMORY}, or make it larger (docker run --shm-size=2g)",
         )
+
+
+def checkpoints_at_once(config: Config) -> int:
+    """Return how many checkpoints there are at most: the oldest goes when the newest is begun."""
+    rule, steps = config.checkpoint, config.stop.steps
+    kept = steps // rule.keep_every_steps if rule.keep_every_steps else 0
+    return rule.keep + 1 + kept + int(rule.keep_best)
+
+
+def record_bytes(config: Config) -> int | None:
+    """Return what journal and payloads take at the end at most; None for a run without a last step."""
+    number = rollouts_in_all(config)
+    if number is None:
+        return None
+    kept, policy = number, config.retention.payloads
+    if policy != "all":  # samples and evaluations are a small part of the rest
+        kept = min(number, (0 if policy == "none" else policy) * config.queue.batch_size)
+    payload = _PAYLOAD_BYTES + _TOKEN_BYTES * config.generator.max_context_tokens
+    return number * _JOURNAL_BYTES + kept * payload
 
 
 def rollouts_in_all(config: Config) -> int | None:
@@ -82,8 +99,3 @@ def rollouts_in_all(config: Config) -> int | None:
     if settings.every_steps:
         evaluations += config.stop.steps // settings.every_steps
     return train + evaluations * settings.num_tasks * settings.rollouts_per_task
-
-
-def rollout_bytes(config: Config) -> int:
-    """Return what one rollout leaves on the disk at most: payload and journal."""
-    return _ROLLOUT_BYTES + _TOKEN_BYTES * config.generator.max_context_tokens

@@ -19,6 +19,7 @@ MAX_MARKS = 60  # in one plot
 SYMBOLS = {"rollback": "◀", "alarm": "▲", "setting": "◆", "resume": "●"}  # the first ones matter most
 _COLORS = {"rollback": BAD, "alarm": BAD, "setting": THIRD, "resume": QUIET}
 _RANK = list(SYMBOLS)
+_MAX_TICKS = 10  # steps that are named each; of halves nobody knows anything
 _PALE = 0.3  # opacity of what stands behind the means
 
 
@@ -32,6 +33,7 @@ class Axes:
         marks: what is marked in plots over steps and over time.
         num_left_out: marks that are too many to show.
         thinned: whether any curve shows fewer points than there are.
+        few_steps: whether each step gets a tick.
     """
 
     time_unit: str
@@ -39,6 +41,7 @@ class Axes:
     marks: list[Mark] = field(default_factory=list[Mark])
     num_left_out: int = 0
     thinned: bool = False
+    few_steps: bool = False
 
     @classmethod
     def of(cls, data: PageData) -> Axes:
@@ -47,7 +50,8 @@ class Axes:
         unit, per = ("s", 1.0) if wall_s < 180 else ("min", 60.0) if wall_s < 3 * 3600 else ("h", 3600.0)
         ranked = sorted(data.marks, key=lambda mark: _RANK.index(mark.kind))
         kept = ranked[:MAX_MARKS]
-        return cls(unit, per, kept, len(ranked) - len(kept))
+        few_steps = data.metrics.steps.steps_ended <= _MAX_TICKS
+        return cls(unit, per, kept, len(ranked) - len(kept), few_steps=few_steps)
 
     def times(self, seconds: Sequence[float]) -> list[float]:
         """Return seconds in the axis's unit."""
@@ -96,6 +100,8 @@ class Axes:
 
     def over_steps(self, traces: Sequence[Trace], **layout: Any) -> dict[str, Any] | None:
         """Return a figure over steps with the marks, None without a trace."""
+        if self.few_steps:
+            layout["xaxis"] = {"dtick": 1}
         return self._figure(traces, "step", [(mark.step, mark) for mark in self.marks], layout)
 
     def over_time(self, traces: Sequence[Trace], **layout: Any) -> dict[str, Any] | None:

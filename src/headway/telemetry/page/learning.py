@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headway.telemetry.page.collect import PageData
 
 _MIN_SMOOTHED = 20  # steps; a shorter curve is shown as it is
+_MIN_POINTS = 2  # evaluations; one alone is no curve
 _SHARE = {"yaxis": {"tickformat": ".0%", "rangemode": "tozero"}}
 
 
@@ -29,6 +30,8 @@ def plots(data: PageData, axes: Axes) -> list[Plot]:
 
 def _reward(data: PageData, axes: Axes, over: str) -> Plot | None:
     records, evals = data.metrics.steps.records, data.metrics.steps.evals
+    if not records and len(evals) < _MIN_POINTS:
+        return None
     if over == "steps":
         xs, at, figure_of = [r.step for r in records], [e.step for e in evals], axes.over_steps
     else:
@@ -84,6 +87,8 @@ def _pass(data: PageData, axes: Axes) -> Plot | None:
 
 def _evals(data: PageData, axes: Axes) -> Plot | None:
     evals = data.metrics.steps.evals
+    if len(evals) < _MIN_POINTS:
+        return None  # a tile says it
     xs: list[float] = [point.step for point in evals]
     traces = axes.curve("pass@1", xs, [point.pass_at_1 for point in evals], ACCENT, **DOTS)
     most = max((point.n for point in evals), default=1)
