@@ -7,6 +7,7 @@ from tests.unit.family_models import VOCAB, make_model
 from tests.unit.trainer.conftest import rollout_sample
 from torch.nn.functional import linear, silu
 
+from headway.algorithms.settings import AlgorithmSettings
 from headway.core.errors import HeadwayError, UserError
 from headway.core.records import ROUTED_EXPERTS, Stream
 from headway.models.shape import model_shape
@@ -72,27 +73,30 @@ def test_given_experts_are_taken_with_the_routers_own_weights(variant):
     assert not torch.allclose(found[0], free[0], atol=1e-3)
 
 
+def packed_row(bench, samples):
+    fetched = fetch_rows([bench.row([each]) for each in samples], bench.root / "payloads", VOCAB)
+    (row,) = pack(build_sequences(fetched, count(fetched), AlgorithmSettings(), steps=0, lineage=0), 512)
+    return row
+
+
 def test_only_a_prompt_that_went_the_same_way_is_shared(bench):
     prompt, same = [5, 6, 7, 8], experts(7)
     other = same.copy()
     other[2, 1] = (other[2, 1] + 1) % EXPERTS
-    samples = [routed(prompt, [1, 2, 3], same), routed(prompt, [4, 5, 6], same)]
+    pair = [routed(prompt, [1, 2, 3], same), routed(prompt, [4, 5, 6], same)]
     for third, num_shared in ((same, 4), (other, 2)):
-        rows = [bench.row([each]) for each in [*samples, routed(prompt, [7, 8, 9], third)]]
-        fetched = fetch_rows(rows, bench.root / "payloads", VOCAB)
-        trainer = bench.trainer(make_model(MOE))
-        sequences = build_sequences(fetched, count(fetched), trainer._algorithm, steps=0, lineage=0)
-        (packed,) = pack(sequences, 512)
-        assert (packed.branches == -1).sum() == num_shared
-        assert packed.routes.shape == (num_shared + 3 * (6 - num_shared), LAYERS, PER_TOKEN)
-        free = rollout_sample(prompt, [7, 8, 9])
-        sequences[2] = build_sequences(
-            fetch_rows([bench.row([free])], bench.root / "payloads", VOCAB),
-            count(fetched), trainer._algorithm, steps=0, lineage=0,
-        )[0]  # fmt: skip
-        (packed,) = pack(sequences, 512)
-        assert (packed.branches == -1).sum() == 0
-        assert (packed.routes[-6:] == -1).all() or (packed.routes == -1).all(-1).all(-1).sum() == 6
+        row = packed_row(bench, [*pair, routed(prompt, [7, 8, 9], third)])
+        assert (row.branches == -1).sum() == num_shared
+        parts = [same[:num_shared], same[num_shared:6], same[num_shared:6], third[num_shared:6]]
+        assert row.routes.tolist() == numpy.concatenate(parts).tolist()
+
+
+def test_a_prompt_is_not_shared_with_a_rollout_that_has_no_record(bench):
+    prompt, values = [5, 6, 7, 8], experts(7)
+    row = packed_row(bench, [routed(prompt, [1, 2, 3], values), rollout_sample(prompt, [7, 8, 9])])
+    assert (row.branches == -1).sum() == 0
+    assert row.routes.tolist() == [*values[:6].tolist(), *numpy.full((6, LAYERS, PER_TOKEN), -1).tolist()]
+    assert packed_row(bench, [rollout_sample(prompt, [7, 8, 9])] * 2).routes is None
 
 
 def rows_with_experts(bench):
