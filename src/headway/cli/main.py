@@ -27,7 +27,7 @@ COMMANDS = {
     "set": ("set", "Change settings of a run that goes on."),
     "eval-now": ("eval_now", "Ask a run that goes on for an evaluation now."),
     "stop": ("stop", "Stop a run that goes on, as Ctrl-C does."),
-    "rollouts": ("rollouts", "Look into the rollouts of a run: a table, transcripts, or files."),
+    "rollouts": ("rollouts", "Look into the rollouts of a run."),
     "report": ("report", "Show what a run did and what it learned."),
     "eval": ("eval", "Measure a model on an environment's tasks."),
     "export": ("export", "Write a run's trained model for transformers."),
