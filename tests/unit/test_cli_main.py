@@ -176,3 +176,31 @@ def test_a_fault_keeps_its_traceback_and_names_the_run(raising, tmp_path, capsys
 def test_an_interrupt_is_exit_code_130(raising, capsys):
     assert raising(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err.strip() == "interrupted"
+
+
+TOO_LONG = "x" * 400
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", TOO_LONG],
+        ["train", TOO_LONG],
+        ["sft", TOO_LONG],
+        ["resume", TOO_LONG],
+        ["export", TOO_LONG, "out"],
+        ["eval", TOO_LONG, "--env", "arithmetic"],
+        ["eval", f"./{TOO_LONG}"],
+        ["report", TOO_LONG],
+        ["env", "try", f"{TOO_LONG}.py"],
+        ["env", "try", "arithmetic", "--model", f"./{TOO_LONG}"],
+    ],
+    ids=lambda arguments: " ".join(argument[:9] for argument in arguments),
+)
+def test_a_path_that_the_system_refuses_is_bad_input(tmp_path, arguments, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli_main.main(arguments) == 2
+    said = "".join(capsys.readouterr())
+    assert "Traceback" not in said
+    assert "File name too long" in said
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from headway.config.clash import Clash
+from headway.config.load import load_config
 from headway.config.source import read_source
 from headway.config.validate import validate
 from headway.core.errors import ConfigError, UserError
@@ -241,3 +242,19 @@ def test_unreadable_files(load, tmp_path):
         f"the config must be a file, not a directory (got {str(tmp_path)!r}). "
         f"Give a TOML file; to go on with a run: headway resume {tmp_path}"
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("run.seed=9223372036854775808", "run.seed: must be at least 0 and at most 9223372036854775807"),
+        ("run.name=../../etc", "run.name: must be of letters, digits, _, . and -, at most 100"),
+        (f"run.name={'a' * 101}", "run.name: must be of letters, digits, _, . and -, at most 100"),
+        ('model.path=""', "model.path: must be of at least one character (got '')"),
+    ],
+)
+def test_bounds_are_said_in_words_and_whole_numbers(override, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ("model.path=tiny", "environment.name=arithmetic", override))
+    (problem,) = caught.value.problems
+    assert message in str(problem)

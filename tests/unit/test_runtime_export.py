@@ -279,7 +279,7 @@ def test_places_that_are_refused(lora, base, tmp_path):
         export(run_dir, tmp_path / "full")
     with pytest.raises(UserError, match="holds none"):
         export(run_dir, tmp_path / "full", force=True)
-    with pytest.raises(UserError, match="must not be a file"):
+    with pytest.raises(UserError, match="must be a directory"):
         export(run_dir, tmp_path / "full" / "note.txt")
     with pytest.raises(UserError, match="must not replace its own base"):
         export(run_dir, base, force=True)

@@ -154,6 +154,16 @@ def test_a_run_directory_that_is_not_writable(checkpoint):
     assert (finding.key, "not writable" in finding.text) == ("run.dir", True)
 
 
+@pytest.mark.parametrize("below", ["", "/deeper/runs"])
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_something_in_the_place_of_the_run_directory(checkpoint, tmp_path, kind, below):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    finding = only(found(subject(checkpoint, f"run.dir={tmp_path}/{kind}{below}"), "model", "disk"), "error")
+    assert finding.key == "run.dir"
+    assert f"{tmp_path}/{kind} is not a directory" in finding.text
+
+
 def test_what_stays_on_disk(checkpoint):
     def sizes(*overrides):
         config = subject(checkpoint, "stop.steps=10", "eval.num_tasks=0", *overrides).config

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 
 import pytest
@@ -152,7 +153,7 @@ def test_a_run_that_died_goes_on_from_its_checkpoint(start, monkeypatch, capsys)
     with (run / RECORD).open("ab") as file:
         file.write(b'{"kind": "step", "t"')  # torn
     assert main(["report", str(run)]) == 0
-    assert "unfinished" in capsys.readouterr().out
+    assert "RuntimeError('gone')" in capsys.readouterr().out
     (run / "checkpoints" / "step-000004" / "trainer.pt").write_bytes(b"damaged")
     assert main(["resume", str(run)]) == 0
     out = capsys.readouterr().out
@@ -246,3 +247,35 @@ def test_a_run_that_is_going_on_is_not_resumed(start, monkeypatch, capsys):
     start()
     assert found == [2]
     assert "is starting the run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("room", [1_000, 150_000])
+def test_a_full_disk_ends_a_run_with_one_line_and_resume_goes_on(start, base, room, capsys):
+    """The smaller limit stops the data's rows, the larger one the checkpoint or the model."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        code, run = start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    said = "".join(capsys.readouterr())
+    assert code == 1
+    assert "Traceback" not in said
+    assert len(re.findall(r"^error: no room .*File too large", said, re.M)) == 1
+    assert str(run) in said
+    assert not (run / "life.json").exists()
+    if (run / RECORD).is_file() and (run / RECORD).stat().st_size:
+        assert read_supervised(run).ended["outcome"] == "failed"
+        assert main(["resume", str(run)]) == 0
+        _, unbroken = start(name="unbroken")
+        assert weights(run) == weights(unbroken)
+
+
+def test_all_weights_with_the_rate_of_lora_are_a_warning(start, capsys):
+    start("trainer.learning_rate=", "sft.steps=1")
+    assert "warning: trainer.learning_rate: every weight is trained" in capsys.readouterr().err
+    start("trainer.learning_rate=", "sft.learning_rate=1e-5", "sft.steps=1", name="two")
+    start("trainer.learning_rate=", "trainer.full=false", "sft.steps=1", name="three")
+    assert "warning" not in capsys.readouterr().err

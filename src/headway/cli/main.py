@@ -14,6 +14,7 @@ import click
 from headway import __version__
 from headway.cli.lazy import LazyGroup
 from headway.core.errors import ConfigError, DiskFullError, UserError
+from headway.core.storage import is_full, refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             click.echo(f"error: {error}", err=True)
             return 1
         user_errors = _user_errors(error)
+        if not user_errors and _is_full_disk(error):
+            said = f"no room on the disk: {error.strerror}" if isinstance(error, OSError) else str(error)
+            click.echo(f"error: {said}", err=True)
+            for note in getattr(error, "__notes__", ()):
+                click.echo(note, err=True)
+            return 1
         if not user_errors:
             traceback.print_exception(error)
             return 1
@@ -106,10 +113,17 @@ def _user_errors(error: BaseException) -> list[UserError]:
         return error.problems
     if isinstance(error, UserError):
         return [error]
+    if (refusal := refused(error)) is not None:
+        return [refusal]
     if not isinstance(error, BaseExceptionGroup):
         return []
     members = [_user_errors(member) for member in error.exceptions]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
     return [user_error for member in members for user_error in member] if all(members) else []
+
+
+def _is_full_disk(error: BaseException) -> bool:
+    """Say whether there was no room to write, which a traceback explains no better than a line does."""
+    return isinstance(error, DiskFullError) or is_full(error)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.config.clash import Clash
+from headway.trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +35,25 @@ def the_learning_rate_lasts(config: Config) -> Iterator[Clash]:
     if trainer.warmup_steps >= steps:
         rule = f"the learning rate never reaches its peak: the warm-up takes all {steps} steps"
         yield Clash(("trainer.warmup_steps", "stop.steps"), rule, f"Use less than {steps}")
+
+
+def all_weights_learn_slower_than_lora(config: Config) -> Iterator[Clash]:
+    """The default of the learning rate is LoRA's."""
+    if clash := high_rate(config.trainer):
+        yield clash
+
+
+def high_rate(trainer: TrainerSettings) -> Clash | None:
+    """Return the doubt of training every weight with the learning rate that suits LoRA factors."""
+    default = TrainerSettings().learning_rate
+    if not trainer.full or trainer.learning_rate != default:
+        return None
+    rule = (
+        f"every weight is trained (trainer.full) with {default:.0e}, the default, which suits LoRA factors "
+    )
+    rule += "and ruins most models so"
+    remedy = "Use trainer.learning_rate = 1e-5, or another one that you tried"
+    return Clash(("trainer.learning_rate", "trainer.full"), rule, remedy)
 
 
 def what_is_parked_is_young_enough(config: Config) -> Iterator[Clash]:
@@ -90,6 +110,7 @@ def a_command_may_run_as_long_as_it_is_waited_for(config: Config) -> Iterator[Cl
 
 DOUBTS: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     the_learning_rate_lasts,
+    all_weights_learn_slower_than_lora,
     what_is_parked_is_young_enough,
     a_rollback_has_a_checkpoint,
     a_group_runs_together,

@@ -16,4 +16,5 @@ class ModelSettings:
         "The model to train: a directory with a Hugging Face checkpoint, a name on the Hugging Face Hub, or "
         '"smollm2" or "tiny", which headway model fetch brings.',
         pattern=".+",
+        form="of at least one character",
     )

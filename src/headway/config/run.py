@@ -14,11 +14,15 @@ class RunSettings:
     name: str = setting(
         "",
         "Name of the run and of its directory. Empty: the config file's name without its ending.",
-        pattern=r"([A-Za-z0-9_][A-Za-z0-9_.-]*)?",
+        pattern=r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,99})?",
+        form="of letters, digits, _, . and -, at most 100, the first no . or -",
     )
     dir: str = setting("runs", "Directory that holds the run directories.")
     seed: int = setting(
-        0, "Seed of tasks, sampling and initial adapters. The same seed gives the same tasks.", ge=0
+        0,
+        "Seed of tasks, sampling and initial adapters. The same seed gives the same tasks.",
+        ge=0,
+        le=2**63 - 1,  # of torch and of TOML
     )
     usd_per_hour: float | None = setting(
         None, "Price of the machine in US dollars an hour, for the report's costs. Unset: no costs.", ge=0

@@ -18,6 +18,7 @@ class SftSettings:
         MISSING,
         "JSONL file of conversations to train on; a relative path is relative to the config file.",
         pattern=".+",
+        form="of at least one character",
     )
     eval_data: str = setting(
         "", "JSONL file of conversations whose loss is measured and that are not trained on. Empty: none."

@@ -122,11 +122,13 @@ def _only_path(nested: dict[str, Any]) -> positions.Path:
 
 
 def _read_text(path: Path) -> str:
-    if path.is_dir():
-        remedy = f"Give a TOML file; to go on with a run: headway resume {path}"
-        raise UserError("the config must be a file, not a directory", value=str(path), remedy=remedy)
     try:
         return path.read_text(encoding="utf-8")
+    except IsADirectoryError:
+        remedy = f"Give a TOML file; to go on with a run: headway resume {path}"
+        raise UserError(
+            "the config must be a file, not a directory", value=str(path), remedy=remedy
+        ) from None
     except FileNotFoundError:
         remedy = "Give the path of a TOML file, such as examples/quickstart.toml"
         raise UserError("the config file must exist", value=str(path), remedy=remedy) from None
@@ -135,7 +137,7 @@ def _read_text(path: Path) -> str:
         remedy = "Save it as UTF-8"
         raise UserError("the config file must be UTF-8 text", remedy=remedy, where=f"{path}:{line}") from None
     except OSError as error:
-        remedy = "Give yourself the right to read it"
+        remedy = "Give yourself the right to read it, or correct its path"
         raise UserError(
             f"the config file must be readable: {error.strerror}", value=str(path), remedy=remedy
         ) from None

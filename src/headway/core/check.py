@@ -73,10 +73,14 @@ def describe_bounds(rule: Rule) -> str:
     """Return the bounds as words, such as `at least 1 and below 2`; empty when there are none."""
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     limits = [(word, getattr(rule, name)) for name, word in words.items()]
-    parts = [f"{word} {limit:g}" for word, limit in limits if limit is not None]
+    parts = [f"{word} {_number(limit)}" for word, limit in limits if limit is not None]
     if rule.pattern is not None:
-        parts.append(f"of the form {rule.pattern}")
+        parts.append(rule.form or f"of the form {rule.pattern}")
     return " and ".join(parts)
+
+
+def _number(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def _check_bounds(value: Any, rule: Rule) -> None:

@@ -17,13 +17,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Bounds of one setting, all optional; `pattern` is a regular expression for strings."""
+    """Bounds of one setting, all optional.
+
+    `pattern` is a regular expression for strings; `form` says it in words that complete "must be".
+    """
 
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
     lt: float | None = None
     pattern: str | None = None
+    form: str = ""
 
 
 def setting(
@@ -35,13 +39,14 @@ def setting(
     le: float | None = None,
     lt: float | None = None,
     pattern: str | None = None,
+    form: str = "",
 ) -> Any:
     """Declare a setting with its default, its own description and its bounds.
 
     A callable default (a class, `dict`, `list`) is a default factory. Pass `dataclasses.MISSING` for a
     setting that the user must give.
     """
-    metadata = {"doc": doc, "rule": Rule(ge, gt, le, lt, pattern)}
+    metadata = {"doc": doc, "rule": Rule(ge, gt, le, lt, pattern, form)}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

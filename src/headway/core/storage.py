@@ -7,9 +7,18 @@ import os
 import shutil
 from pathlib import Path
 
-from headway.core.errors import DiskFullError
+from headway.core.errors import DiskFullError, UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LONGEST = 300  # characters of a path in a message
+_REFUSED = {
+    errno.EACCES: "Give yourself the right to it, or name another place",
+    errno.EPERM: "Give yourself the right to it, or name another place",
+    errno.EROFS: "The disk is read-only there: name another place",
+    errno.ENAMETOOLONG: "Use a shorter name",
+    errno.ELOOP: "A symbolic link leads back to itself: name the place that it should lead to",
+    errno.ENOTDIR: "A part of the path is a file and no directory: correct it",
+}
 
 
 def is_full(error: BaseException) -> bool:
@@ -72,3 +81,17 @@ def size(num_bytes: float) -> str:
         if num_bytes < 999.5 or unit == "TB":
             break
     return f"{num_bytes:.1f} {unit}" if num_bytes < 9.95 else f"{num_bytes:.0f} {unit}"
+
+
+def refused(error: BaseException) -> UserError | None:
+    """Return the bad input that the system's refusal of a path stands for, None for any other error.
+
+    Whoever named the path can mend it: it lies where this user may not go, or can be no path at all.
+    """
+    if not isinstance(error, OSError) or error.filename is None or error.errno not in _REFUSED:
+        return None
+    said = os.strerror(error.errno)
+    path = str(error.filename)
+    value = path if len(path) <= _LONGEST else f"{path[:_LONGEST]}..."
+    remedy = _REFUSED.get(error.errno, "Name another place")
+    return UserError(f"the system refuses a path: {said}", value=value, remedy=remedy)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import errno
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from safetensors import SafetensorError
+
 from headway.core.errors import HeadwayError, ModelError, UserError
+from headway.core.storage import is_full, no_room
 from headway.models.checkpoint import resolve, verify
 from headway.models.export import ExportDtype, copy_tokenizer, write_model
 from headway.models.origin import origin
@@ -47,7 +50,7 @@ def export(
 
     Raises UserError for whatever the user can mend.
     """
-    target = target.expanduser().resolve()
+    target = Path(os.path.realpath(target.expanduser()))
     journal_path(run_dir)
     _check_apart(run_dir, target)
     check_place(target, force=force)
@@ -94,6 +97,11 @@ def write_checked(
             (staging / "README.md").write_text(card, encoding="utf-8")
     except OSError as error:
         raise _not_written(target, error) from error
+    except SafetensorError as error:  # it does not pass on what the system said
+        full = no_room(target.parent, _bytes_of(run, weights, dtype, form))
+        if full is None:
+            raise
+        raise _not_written(target, full) from error
 
 
 def merge(weights: TrainedWeights, base_dir: Path) -> dict[str, Any]:
@@ -164,10 +172,7 @@ def _check_apart(run_dir: Path, target: Path) -> None:
 def _check_space(
     run: RunSoFar, weights: TrainedWeights, staging: Path, dtype: ExportDtype, form: Form
 ) -> None:
-    num_params = sum(tensor.numel() for tensor in weights.tensors.values())
-    if form == "merged" and run.header.model is not None:
-        num_params = run.header.model.num_params
-    needed, free = num_params * _BYTES[dtype], shutil.disk_usage(staging).free
+    needed, free = _bytes_of(run, weights, dtype, form), shutil.disk_usage(staging).free
     if needed > free:
         raise UserError(
             f"the model needs {needed >> 20:,} MiB, and the disk has {free >> 20:,} MiB left",
@@ -176,8 +181,16 @@ def _check_space(
         )
 
 
+def _bytes_of(run: RunSoFar, weights: TrainedWeights, dtype: ExportDtype, form: Form) -> int:
+    """Return what the weights take when they are written."""
+    num_params = sum(tensor.numel() for tensor in weights.tensors.values())
+    if form == "merged" and run.header.model is not None:
+        num_params = run.header.model.num_params
+    return num_params * _BYTES[dtype]
+
+
 def _not_written(target: Path, error: OSError) -> UserError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return UserError(
             "the disk was full before the model was written; nothing is left of it",
             value=str(target),

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from headway.core.errors import ModelError
+from headway.core.storage import refused
 from headway.models.checkpoint import resolve, verify
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def model_directory(config: Config | SftConfig) -> Path:
     """Return the checkpoint of `model.path`, verified.
 
-    Raises ModelError when it is missing, incomplete or of an unknown family.
+    Raises ModelError when it is missing, incomplete or of an unknown family, UserError when it cannot be read.
     """
     try:
         path = resolve(config.model.path, progress=say_aside)
@@ -25,6 +26,11 @@ def model_directory(config: Config | SftConfig) -> Path:
     except ModelError as error:
         error.key = error.key or "model.path"
         raise
+    except OSError as error:
+        if (refusal := refused(error)) is None:
+            raise
+        refusal.key = "model.path"
+        raise refusal from error
     return path
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.config.doubts import high_rate
 from headway.config.show import write_config
 from headway.config.stages import change_sft, value_of
 from headway.core.codec import to_plain
@@ -36,6 +37,8 @@ def sft(config: SftConfig, *, config_path: Path) -> int:
 
     Raises UserError for anything that the user can mend, before the run's directory is made.
     """
+    if config.sft.learning_rate is None and (doubt := high_rate(config.trainer)) is not None:
+        say_aside(f"warning: {doubt.keys[0]}: {doubt.rule}. {doubt.remedy}")
     name, parent = config.run.name or config_path.stem, Path(config.run.dir)
     if not config.run.name:
         name = directory.free_name(parent, name)
@@ -43,6 +46,16 @@ def sft(config: SftConfig, *, config_path: Path) -> int:
     config = replace(config, model=placed(config.model))
     train, evaluate = _read(config, model_dir)
     run_dir = directory.create(parent, name, _FOLDERS)
+    try:
+        return _begin(config, run_dir, model_dir, train, evaluate)
+    except Exception as error:
+        error.add_note(f"run directory: {run_dir}")
+        raise
+
+
+def _begin(
+    config: SftConfig, run_dir: Path, model_dir: Path, train: Conversations, evaluate: Conversations
+) -> int:
     with directory.claimed(run_dir):
         say(f"run directory: {run_dir}")
         write_config(config, run_dir / directory.CONFIG)

@@ -22,10 +22,10 @@ from headway.algorithms.settings import AlgorithmSettings
 from headway.config.compose import SftConfig
 from headway.core.clock import RunClock, stopwatch
 from headway.core.codec import finite_only
-from headway.core.errors import HeadwayError
+from headway.core.errors import DiskFullError, HeadwayError
 from headway.runtime import directory
 from headway.runtime.job import checkpoint_dir, payload_dir
-from headway.runtime.life import EXIT_INTERRUPTED, EXIT_OK
+from headway.runtime.life import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from headway.runtime.sft_model import MODEL, write_trained_model
 from headway.runtime.sft_rows import SftRows
 from headway.telemetry.supervised import RecordWriter, read_supervised
@@ -74,23 +74,32 @@ def planned_steps(config: SftConfig, rows: SftRows) -> int:
 def live_sft(prepared: SftPrepared) -> int:
     """Run one life to its end and return the command's exit code.
 
-    Raises HeadwayError for a fault; the run can be resumed.
+    A full disk is told in one line. Raises HeadwayError for a fault. Either way the run can be resumed.
     """
     run_dir = prepared.run_dir
     directory.begin_life(run_dir, directory.LifeRecord(os.getpid(), run_dir.name, "", directory.this_host()))
     with contextlib.ExitStack() as ending:  # from the last to the first, whatever one of them raises
         ending.callback(directory.end_life, run_dir)
-        ending.callback(_write_summary, run_dir)
+        ending.callback(_write_summary, prepared)
         ending.callback(prepared.record.close)
         try:
             return _Life(prepared).run()
         except KeyboardInterrupt:
             prepared.say(f"stopped at once; `headway resume {run_dir}` goes on from the last checkpoint")
             return EXIT_INTERRUPTED
+        except DiskFullError as error:
+            prepared.say(f"error: {error}")
+            prepared.say(f"the run stays in {run_dir}; `headway resume {run_dir}` goes on")
+            return EXIT_FAILED
 
 
-def _write_summary(run_dir: Path) -> None:
-    directory.write_summary(run_dir, supervised_summary(read_supervised(run_dir)))
+def _write_summary(prepared: SftPrepared) -> None:
+    """Write the summary; a report has it from the record all the same, so that a failure is no fault."""
+    run_dir = prepared.run_dir
+    try:
+        directory.write_summary(run_dir, supervised_summary(read_supervised(run_dir)))
+    except OSError as error:
+        prepared.say(f"warning: {run_dir / directory.SUMMARY} cannot be written: {error.strerror}")
 
 
 class _Life:
@@ -117,8 +126,10 @@ class _Life:
                         return self._interrupted()
                 self._evaluate()
             return self._complete()
-        except HeadwayError as error:
-            self._write("ended", step=self._trainer.steps, outcome="failed", message=error.rule)
+        except Exception as error:
+            message = error.rule if isinstance(error, HeadwayError) else repr(error)
+            with contextlib.suppress(DiskFullError):  # then the record ends as that of a killed run
+                self._write("ended", step=self._trainer.steps, outcome="failed", message=message)
             error.add_note(f"`headway resume {self._prepared.run_dir}` goes on from the last checkpoint")
             raise
 

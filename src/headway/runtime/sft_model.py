@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
+
 from headway.core.errors import HeadwayError
+from headway.core.storage import disk_full, is_full, no_room
 from headway.models.export import write_model
+from headway.models.load import model_facts
 from headway.models.origin import origin
 from headway.runtime.export import merge
 from headway.runtime.job import checkpoint_dir
@@ -19,12 +23,14 @@ if TYPE_CHECKING:
     from headway.config.compose import SftConfig
 
 MODEL = "model"
+_PARAMETER_BYTES = 4  # float32
 
 
 def write_trained_model(run_dir: Path, step: int, model_dir: Path, config: SftConfig) -> None:
     """Write a checkpoint's model, LoRA factors merged in, to RUN/model, whole or not at all.
 
-    Raises HeadwayError when it cannot be written; the checkpoint is there all the same.
+    Raises DiskFullError when there is no room for it, HeadwayError when it cannot be written otherwise; the
+    checkpoint is there all the same.
     """
     from headway.trainer.trained import read_trained
 
@@ -33,8 +39,13 @@ def write_trained_model(run_dir: Path, step: int, model_dir: Path, config: SftCo
         with staged(run_dir / MODEL) as staging:
             write_model(model_dir, merge(weights, model_dir), staging)
             (staging / "README.md").write_text(_card(run_dir, step, model_dir, config), encoding="utf-8")
-    except OSError as error:
-        rule = f"the model must be written to {run_dir / MODEL}: {error.strerror or error}"
+    except (OSError, SafetensorError) as error:  # safetensors does not pass on what the system said
+        num_bytes = model_facts(model_dir).num_params * _PARAMETER_BYTES
+        full = error if is_full(error) else no_room(run_dir, num_bytes)
+        if full is not None:
+            raise disk_full(run_dir / MODEL, num_bytes, full) from error
+        said = getattr(error, "strerror", None) or error
+        rule = f"the model must be written to {run_dir / MODEL}: {said}"
         remedy = f"Mend that, then `headway resume {run_dir}` writes it"
         raise HeadwayError(rule, remedy=remedy) from error
 

@@ -6,6 +6,7 @@ It is filled under another name beside its place and renamed. Several processes 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -24,11 +25,13 @@ def check_place(target: Path, *, force: bool) -> None:
 
     With `force` a model that is there may be replaced, and nothing else may.
     """
-    if not target.exists():
+    if not os.path.lexists(target):
         return
     if not target.is_dir():
         raise UserError(
-            "the place for the model must not be a file", value=str(target), remedy="Name another directory"
+            "the place for the model must be a directory, or nothing yet",
+            value=str(target),
+            remedy="Name another directory",
         )
     if not any(target.iterdir()):
         return

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from headway.core.errors import JournalError, RunDirectoryError
+from headway.core.errors import DiskFullError, JournalError, RunDirectoryError
+from headway.core.storage import disk_full, is_full
 
 RECORD = "sft.jsonl"
 FORMAT = 1
@@ -36,20 +37,41 @@ class RecordWriter:
     """Appends lines to a run's record."""
 
     def __init__(self, run: Path) -> None:
-        self._file = (run / RECORD).open("ab", buffering=0)
+        self._path = run / RECORD
+        self._file = self._path.open("ab", buffering=0)
 
     def write(self, kind: str, t: float, **facts: Any) -> None:
-        """Append one line; a number that is not finite becomes null."""
+        """Append one line, whole or not at all; a number that is not finite becomes null.
+
+        Raises DiskFullError when there is no room for it.
+        """
         line = json.dumps({"kind": kind, "t": round(t, 6), **facts}, ensure_ascii=False)
-        self._file.write(f"{line}\n".encode())
+        data = f"{line}\n".encode()
+        size, rest = os.fstat(self._file.fileno()).st_size, memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self._file.truncate(size)
+            raise _no_room(self._path, len(data), error) from error
 
     def sync(self) -> None:
-        """Make everything so far survive a power cut."""
-        os.fsync(self._file.fileno())
+        """Make everything so far survive a power cut.
+
+        Raises DiskFullError when there is no room for it.
+        """
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _no_room(self._path, 0, error) from error
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _no_room(path: Path, num_bytes: int, error: OSError) -> OSError | DiskFullError:
+    return disk_full(path, num_bytes, error) if is_full(error) else error
 
 
 @dataclass(slots=True)

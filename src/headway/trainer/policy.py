@@ -119,11 +119,14 @@ class TrainedPolicy:
             if self._peft is None:
                 # What save_pretrained writes, without its progress bar.
                 self._base.config.save_pretrained(directory / _MODEL)
-                save_file(tensors, directory / _MODEL / "model.safetensors", {"format": "pt"})
+                file = directory / _MODEL / "model.safetensors"
+                save_file(tensors, file, {"format": "pt"})
             else:
                 (directory / _ADAPTER).mkdir()
-                save_file(tensors, directory / _ADAPTER / "adapter_model.safetensors", {"format": "pt"})
+                file = directory / _ADAPTER / "adapter_model.safetensors"
+                save_file(tensors, file, {"format": "pt"})
                 self._adapter_config().save_pretrained(directory / _ADAPTER)
+            file.chmod(0o644)  # safetensors lets nobody else read it, unlike the checkpoint's other files
 
         return write
 

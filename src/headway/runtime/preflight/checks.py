@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headway.config.load import load_config
 from headway.core.errors import ConfigError, UserError
+from headway.core.storage import refused
 from headway.runtime.model import say_aside
 from headway.runtime.preflight import (
     chat,
@@ -96,9 +97,12 @@ def look_at_file(path: Path, overrides: Sequence[str]) -> tuple[Subject | None, 
     """
     try:
         subject = Subject(load_config(path, overrides), path, overrides)
-    except UserError as error:
+    except (UserError, OSError) as error:
+        bad = error if isinstance(error, UserError) else refused(error)
+        if bad is None:
+            raise
         others = [Looked(check, ()) for check in CHECKS[1:]]
-        return None, iter([Looked(CHECKS[0], tuple(failed(error))), *others])
+        return None, iter([Looked(CHECKS[0], tuple(failed(bad))), *others])
     return subject, look(subject)
 
 
@@ -126,6 +130,10 @@ def _findings(check: Check, subject: Subject) -> Iterator[Finding]:
         yield from check.look(subject)
     except UserError as error:
         yield from failed(error)
+    except OSError as error:
+        if (refusal := refused(error)) is None:
+            raise
+        yield from failed(refusal)
 
 
 def _placed(finding: Finding, subject: Subject) -> Finding:

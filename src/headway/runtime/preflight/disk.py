@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.errors import RunDirectoryError
@@ -25,6 +26,15 @@ _JOURNAL_BYTES = 3_000  # of a rollout's records, measured
 def disk(subject: Subject) -> Iterator[Finding]:
     """Free space against what a whole run writes and keeps."""
     config, place = subject.config, subject.run_dir
+    if (blocking := _in_the_way(Path(config.run.dir).absolute(), place)) is not None:
+        yield from failed(
+            RunDirectoryError(
+                f"the run directory {config.run.dir} cannot be made: {blocking} is not a directory",
+                remedy="Choose another one with run.dir=DIRECTORY",
+                key="run.dir",
+            )
+        )
+        return
     if not os.access(place, os.W_OK):
         yield from failed(
             RunDirectoryError(
@@ -67,6 +77,12 @@ def disk(subject: Subject) -> Iterator[Finding]:
             f"for {size(handed)}",
             f"Free {SHARED_MEMORY}, or make it larger (docker run --shm-size=2g)",
         )
+
+
+def _in_the_way(wanted: Path, place: Path) -> Path | None:
+    """Return what is no directory where the first one below `place` would be, None when nothing is."""
+    below = wanted.relative_to(place).parts
+    return place / below[0] if below and os.path.lexists(place / below[0]) else None
 
 
 def checkpoints_at_once(config: Config) -> int:
