@@ -171,3 +171,12 @@ def test_the_docs_list_every_column():
     page = (ROOT / "docs" / "rollouts.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (.*) \|$", page, re.MULTILINE)
     assert listed == [tuple(column) for column in COLUMNS]
+
+
+def test_two_that_write_one_file_at_once_do_not_mix(tmp_path):
+    with whole_file(tmp_path / "file") as partial:
+        partial.write_text("first")
+        with pytest.raises(UserError, match=r"another process is writing the file .*file\. Wait"):
+            write_jsonl(all_rows(), str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
