@@ -13,9 +13,13 @@ import click
 
 from headway import __version__
 from headway.cli.lazy import LazyGroup
+<<<<<<< HEAD
 from headway.cli.output import can_print, standard_streams
 from headway.core.errors import ConfigError, UserError
 from headway.telemetry.visible import visible
+=======
+from headway.core.errors import ConfigError, DiskFullError, UserError
+>>>>>>> main
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +47,8 @@ COMMANDS = {
 EXIT_CODES = {
     0: "Done. A run that ended as `no_signal`, or that the guard stopped (`guard`), ended by a rule of its "
     "own: scripts look at `outcome` in `headway report RUN --json`.",
-    1: "A fault, with its traceback, and the run's directory where there is one.",
+    1: "A fault, with its traceback, and the run's directory where there is one. A full disk "
+    "(`disk_full`) has one line.",
     2: "Bad input: one line a problem, no traceback. [errors.md](errors.md) lists them all.",
     130: "Interrupted by Ctrl-C or SIGTERM; `headway resume RUN` goes on.",
 }
@@ -74,9 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return 130
     except Exception as error:
+<<<<<<< HEAD
         if isinstance(error, OSError) and not can_print():
             click.echo(f"error: standard output cannot be written: {error.strerror}", err=True)
             return 2
+=======
+        if isinstance(error, DiskFullError):
+            click.echo(f"error: {error}", err=True)
+            return 1
+>>>>>>> main
         user_errors = _user_errors(error)
         if not user_errors:
             click.echo(visible("".join(traceback.format_exception(error))), nl=False, err=True)

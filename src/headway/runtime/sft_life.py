@@ -77,16 +77,20 @@ def live_sft(prepared: SftPrepared) -> int:
     Raises HeadwayError for a fault; the run can be resumed.
     """
     run_dir = prepared.run_dir
-    directory.begin_life(run_dir, directory.LifeRecord(os.getpid(), run_dir.name, ""))
-    try:
-        return _Life(prepared).run()
-    except KeyboardInterrupt:
-        prepared.say(f"stopped at once; `headway resume {run_dir}` goes on from the last checkpoint")
-        return EXIT_INTERRUPTED
-    finally:
-        prepared.record.close()
-        directory.write_summary(run_dir, supervised_summary(read_supervised(run_dir)))
-        directory.end_life(run_dir)
+    directory.begin_life(run_dir, directory.LifeRecord(os.getpid(), run_dir.name, "", directory.this_host()))
+    with contextlib.ExitStack() as ending:  # from the last to the first, whatever one of them raises
+        ending.callback(directory.end_life, run_dir)
+        ending.callback(_write_summary, run_dir)
+        ending.callback(prepared.record.close)
+        try:
+            return _Life(prepared).run()
+        except KeyboardInterrupt:
+            prepared.say(f"stopped at once; `headway resume {run_dir}` goes on from the last checkpoint")
+            return EXIT_INTERRUPTED
+
+
+def _write_summary(run_dir: Path) -> None:
+    directory.write_summary(run_dir, supervised_summary(read_supervised(run_dir)))
 
 
 class _Life:
