@@ -13,13 +13,9 @@ import click
 
 from headway import __version__
 from headway.cli.lazy import LazyGroup
-<<<<<<< HEAD
 from headway.cli.output import can_print, standard_streams
-from headway.core.errors import ConfigError, UserError
-from headway.telemetry.visible import visible
-=======
 from headway.core.errors import ConfigError, DiskFullError, UserError
->>>>>>> main
+from headway.telemetry.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,15 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return 130
     except Exception as error:
-<<<<<<< HEAD
         if isinstance(error, OSError) and not can_print():
             click.echo(f"error: standard output cannot be written: {error.strerror}", err=True)
             return 2
-=======
         if isinstance(error, DiskFullError):
-            click.echo(f"error: {error}", err=True)
+            click.echo(visible(f"error: {error}"), err=True)
             return 1
->>>>>>> main
         user_errors = _user_errors(error)
         if not user_errors:
             click.echo(visible("".join(traceback.format_exception(error))), nl=False, err=True)
