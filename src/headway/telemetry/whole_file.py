@@ -22,10 +22,13 @@ def whole_file(path: Path) -> Generator[Path]:
 
     Raises UserError when nothing can be written there.
     """
-    partial = path.with_name(f"{path.name}.partial")
+    target = path.resolve()  # behind a link: the link stays
+    partial = target.parent / f"{target.name}.partial"
     try:
-        if path.is_dir():
+        if target.is_dir():
             raise IsADirectoryError(None, "it is a directory")
+        if target.exists() and not target.is_file():  # the file would take the place of /dev/null
+            raise FileExistsError(None, "it is a device or a pipe")
         claim = partial.open("ab")  # whether that is possible is known before the work begins
     except OSError as error:
         raise UserError(
@@ -40,7 +43,7 @@ def whole_file(path: Path) -> Generator[Path]:
             )
         try:
             yield partial
-            partial.replace(path)
+            partial.replace(target)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
