@@ -10,7 +10,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-decode bench-queue bench-learning \
-        bench-survival format clean
+        bench-survival bench-using format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,7 +60,7 @@ check: setup ## lint, formatting, types, floors
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 
-bench: bench-loop bench-decode bench-queue bench-learning bench-survival ## every benchmark
+bench: bench-loop bench-decode bench-queue bench-learning bench-survival bench-using ## every benchmark
 
 bench-loop: setup ## start-up, sync against async, the driver's share; the last line is JSON
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/loop.py $(ARGS)
@@ -73,6 +73,9 @@ bench-queue: setup ## the queue's cost per event, 10,000 rollouts at once, the l
 
 bench-learning: setup ## what staleness and correction do to learning, over seeds; goes on where it was; JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/learning.py $(ARGS)
+
+bench-using: setup ## what looking at a run costs, how long a person waits, the memory estimate; JSON last
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/using.py $(ARGS)
 
 bench-survival: setup ## steps that a hostile setting survives with and without correction and guard; JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/survival.py $(ARGS)

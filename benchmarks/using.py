@@ -2,8 +2,8 @@
 
     python benchmarks/using.py [--rollouts 100000] [--rounds 5] [--only frame page commands memory]
 
-- frame: the live view's cost, for an event and for a frame, with 100 and with 10,000 rollouts in flight, beside
-  that of the metrics which every run computes anyway.
+- frame: the live view's cost, for an event and for a frame, with 100 and with 10,000 rollouts in flight,
+  beside that of the metrics which every run computes anyway.
 - page: reading a long run's journal into metrics, into the table of rollouts, and into the report's page.
 - commands: whole processes, from the shell and back, in turns.
 - memory: the estimate of `headway check` against the peaks of a run's processes.
@@ -14,6 +14,7 @@ The last line is one JSON object. Seconds mean little on a shared machine; ratio
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import subprocess
 import sys
@@ -92,7 +93,8 @@ def frames(rounds: int) -> dict[str, object]:
             metrics_s += middle - began
             state_s += time.perf_counter() - middle
         now = run.entries[half].t
-        took = timed(lambda: frame(state, name="run", now=now, width=120, height=40), 20 * rounds)
+        draw = functools.partial(frame, state, name="run", now=now, width=120, height=40)
+        took = timed(draw, 20 * rounds)
         result |= {
             f"frame.ms.{in_flight}": round(took * 1e3, 3),
             f"live_state.us_per_event.{in_flight}": round(state_s / half * 1e6, 2),
@@ -161,7 +163,7 @@ def commands(rounds: int) -> dict[str, object]:
 
 
 def memory() -> dict[str, object]:
-    """Estimate by measured peak of resident memory, for the trainer and the generator of examples/tiny.toml."""
+    """Estimate by measured peak of resident memory, of trainer and generator of examples/tiny.toml."""
     config = load_config(ROOT / "examples" / "tiny.toml", ["stop.steps=20"])
     facts = model_facts(resolve(config.model.path))
     wanted = {"generator": 0.0, "trainer": 0.0}

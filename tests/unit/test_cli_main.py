@@ -1,5 +1,6 @@
 """The headway command: its listing, its exit codes, what an error looks like."""
 
+import os
 import subprocess
 import sys
 
@@ -204,3 +205,30 @@ def test_a_path_that_the_system_refuses_is_bad_input(tmp_path, arguments, capsys
     assert "Traceback" not in said
     assert "File name too long" in said
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_standard_output_is_one_line(unbuffered):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "headway", "completion", "bash"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert done.returncode == 2
+    assert done.stderr == "error: standard output cannot be written: No space left on device\n"
+
+
+def test_streams_that_are_closed_lead_nowhere(tmp_path):
+    """The next file that is opened would take their place, and what is printed would go there."""
+    program = (
+        "from headway.cli.main import main; main(['--version']); print('printed'); file = open('file', 'w')"
+    )
+    program += "; import os, sys; file.write(str(file.fileno() > 2)); file.flush(); os.write(1, b'lost')"
+    script = f'exec "{sys.executable}" -c "{program}" <&- >&- 2>&-'
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, timeout=60)
+    assert done.returncode == 0
+    assert (tmp_path / "file").read_text() == "True"

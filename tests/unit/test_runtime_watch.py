@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -115,10 +116,19 @@ def test_a_growing_run_is_followed_to_its_end(run_dir, capsys, driver):
 
 
 def test_a_run_that_never_began_is_bad_input(run_dir, capsys, monkeypatch):
-    monkeypatch.setattr("headway.runtime.watch._HEADER_WAIT_S", 0.2)
+    monkeypatch.setattr("headway.runtime.watch._CLAIM_WAIT_S", 0.2)
     (run_dir / "journal.jsonl").write_bytes(b'{"header":')
     assert main(["watch", str(run_dir), "--every", "0.1"]) == 2
-    assert "no complete first line after 0.2 s" in capsys.readouterr().err
+    assert "has no complete first line" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_journal_that_is_no_file_is_bad_input_at_once(run_dir, capsys, make):
+    (run_dir / "journal.jsonl").unlink()
+    make(run_dir / "journal.jsonl")
+    for command in ("watch", "report", "rollouts"):
+        assert main([command, str(run_dir)]) == 2
+        assert f"the journal {run_dir / 'journal.jsonl'} is not a file" in capsys.readouterr().err
 
 
 def test_no_run_is_bad_input(tmp_path, capsys):

@@ -13,8 +13,10 @@ import click
 
 from headway import __version__
 from headway.cli.lazy import LazyGroup
+from headway.cli.output import can_print, standard_streams
 from headway.core.errors import ConfigError, DiskFullError, UserError
 from headway.core.storage import is_full, refused
+from headway.telemetry.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +64,7 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
+    standard_streams()
     _import_from_here()
     _print_anything()
     try:
@@ -73,8 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return 130
     except Exception as error:
+        if isinstance(error, OSError) and not can_print():
+            click.echo(f"error: standard output cannot be written: {error.strerror}", err=True)
+            return 2
         if isinstance(error, DiskFullError):
-            click.echo(f"error: {error}", err=True)
+            click.echo(visible(f"error: {error}"), err=True)
             return 1
         user_errors = _user_errors(error)
         if not user_errors and _is_full_disk(error):
@@ -84,10 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 click.echo(note, err=True)
             return 1
         if not user_errors:
-            traceback.print_exception(error)
+            click.echo(visible("".join(traceback.format_exception(error))), nl=False, err=True)
             return 1
         for user_error in user_errors:
-            click.echo(f"error: {user_error}", err=True)
+            click.echo(visible(f"error: {user_error}"), err=True)
         return 2
     return result if isinstance(result, int) else 0
 

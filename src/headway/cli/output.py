@@ -1,4 +1,4 @@
-"""Printing text that may be long into a pipe whose reader may have seen enough."""
+"""Standard output that may be closed, full, or a pipe whose reader may have seen enough."""
 
 from __future__ import annotations
 
@@ -9,6 +9,30 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+
+def standard_streams() -> None:
+    """See that streams 0 to 2 are open, on the null device where whoever started this closed them.
+
+    The next file to be opened would take the place of one that is closed, and workers would print into it.
+    """
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(handle, True)
+    os.close(handle)
+    sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
+def can_print() -> bool:
+    """Say whether what waits to be printed can be; if not, it is dropped."""
+    try:
+        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), b"\n")  # in a stream without buffer nothing waits any more
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to complain at exit
+        return False
+    return True
 
 
 @contextmanager

@@ -100,6 +100,24 @@ def claimed(path: Path) -> Generator[bool]:
         os.close(handle)
 
 
+def is_claimed(path: Path) -> bool:
+    """Say whether some process has the claim of a run, or may have it.
+
+    It is asked with a claim of a moment, so do not ask where a run may be about to begin.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+
+
 @dataclass(frozen=True, slots=True)
 class LifeRecord:
     """What one life of a run has outside its directory; read by the next one if this one is killed."""

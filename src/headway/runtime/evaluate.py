@@ -160,6 +160,6 @@ def _tell(run_dir: Path, other: Evaluation | None, against: Path | None, *, as_j
             mine, other, solved
         )
     if as_json:
-        say(json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False))
+        say(json.dumps(results, indent=2, allow_nan=False))
     else:
         say("\n" + evaluation_text(results).rstrip())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from headway.core.clock import stopwatch
 from headway.telemetry.progress import WIDTH
+from headway.telemetry.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,10 +29,13 @@ _MOST_SHARE = 0.02
 
 
 def say(line: str) -> None:
-    """Print one line at once; where nobody reads any more (`| head`), the run goes on without lines."""
+    """Print one line at once.
+
+    Where nobody reads any more (`| head`), or there is no room for it (`> log`), a run goes on without lines.
+    """
     try:
-        print(line, flush=True)
-    except BrokenPipeError:
+        print(visible(line), flush=True)
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -17,6 +17,7 @@ from headway.core.errors import RunDirectoryError
 from headway.runtime import directory
 from headway.runtime.view import say
 from headway.telemetry.follow import Follower
+from headway.telemetry.journal import journal_path
 from headway.telemetry.live_frame import Line, frame
 from headway.telemetry.live_state import LiveState
 from headway.telemetry.metrics import RunMetrics
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from headway.telemetry.header import JournalHeader
 
 _HEADER_WAIT_S = 30.0  # from the making of a run's directory to its journal's first line
+_CLAIM_WAIT_S = 1.0  # from the making of a run's directory to its being claimed
 _NUM_EARLIER = 20  # newest lines of the time before that are shown above a frame
 
 
@@ -139,12 +141,16 @@ def _header(follower: Follower, run_dir: Path, every_s: float) -> JournalHeader:
     """Return the journal's first line, waited for where the run's directory is new."""
     began = stopwatch()
     while True:
-        follower.poll()
+        if follower.path.is_file():
+            follower.poll()
         if follower.header is not None:
             return follower.header
-        if stopwatch() - began > _HEADER_WAIT_S:
+        if follower.path.exists():
+            journal_path(follower.path)  # refuses what is no file
+        waited = stopwatch() - began
+        if waited > _HEADER_WAIT_S or (waited > _CLAIM_WAIT_S and not directory.is_claimed(run_dir)):
             raise RunDirectoryError(
-                f"the journal of {run_dir} has no complete first line after {_HEADER_WAIT_S:g} s",
+                f"the journal of {run_dir} has no complete first line",
                 remedy="The run ended before it began; start a new one with `headway train`.",
             )
         Event().wait(every_s)

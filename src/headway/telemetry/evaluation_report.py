@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import asdict
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -14,6 +14,7 @@ from rich.text import Text
 from headway.telemetry.estimates import Estimate, difference, mean_estimate, pass_estimate
 from headway.telemetry.tails import Tails
 from headway.telemetry.text import figures, number, percent, seconds
+from headway.telemetry.visible import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -95,6 +96,7 @@ def compared(first: Evaluation, second: Evaluation, solved_reward: float) -> dic
 
 def evaluation_text(results: Mapping[str, Any]) -> str:
     """Return results as text."""
+    results = cast("Mapping[str, Any]", harmless(dict(results)))
     console = Console(file=StringIO(), width=_WIDTH, color_system=None, force_terminal=False, highlight=False)
     console.print(*_head(results), "", _estimates(results), sep="\n")
     if (levels := _levels(results)) is not None:

@@ -15,7 +15,7 @@ from headway.core.errors import JournalError, RunDirectoryError
 from headway.core.events import SCHEMA_VERSION
 from headway.telemetry.header import JournalHeader
 from headway.telemetry.journal_writer import JournalWriter
-from headway.telemetry.records import Entry, Stat, entry_from_plain
+from headway.telemetry.records import Entry, Stat, entry_from_plain, stat_from_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ class Journal:
 def record_of(path: Path, number: int, raw: dict[str, Any]) -> Entry | Stat:
     """Return the record of a line behind the header; raise JournalError where it does not fit the schema."""
     try:
-        return Stat(raw["t"], raw["stat"]) if "stat" in raw else entry_from_plain(raw)
+        return stat_from_plain(raw) if "stat" in raw else entry_from_plain(raw)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         detail = f"does not fit journal schema {SCHEMA_VERSION} ({type(error).__name__}: {error})"
         raise damage(path, number, detail) from error
@@ -94,10 +94,15 @@ def journal_path(path: Path) -> Path:
 
     Raises RunDirectoryError when there is none.
     """
-    file = path / JOURNAL_NAME if path.is_dir() else path
+    file = path / JOURNAL_NAME if path.is_dir() and path.name != JOURNAL_NAME else path
     if not file.is_file():
+        if file.exists():
+            raise RunDirectoryError(
+                f"the journal {file} is not a file", remedy="Put the run's journal there, from a copy."
+            )
+        where = path.parent if path.name == JOURNAL_NAME else path
         raise RunDirectoryError(
-            f"{path} is not a run directory: it has no {JOURNAL_NAME}",
+            f"{where} is not a run directory: it has no {JOURNAL_NAME}",
             remedy="Give the directory that `headway train` printed first.",
         )
     return file
@@ -143,7 +148,7 @@ def parse_line(line: bytes, *, torn_allowed: bool) -> dict[str, Any] | None:
         return None
     try:
         raw = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return raw if isinstance(raw, dict) else None  # pyright: ignore[reportUnknownVariableType]
 

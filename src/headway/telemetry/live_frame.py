@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from rich.cells import cell_len, set_cell_size
+
 from headway.telemetry.live_parts import BAD, CURVE, GOOD, NOTABLE, QUIET, Fact, Span, facts
 from headway.telemetry.progress import time_left
 from headway.telemetry.text import percent, seconds, sparkline
+from headway.telemetry.visible import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -107,16 +110,18 @@ def _fact(fact: Fact, width: int) -> Line:
 
 
 def _label(text: str) -> Span:
-    return Span(f"{text[: _LABEL - 1]:<{_LABEL}}", QUIET)
+    text = _cut(visible_line(text), _LABEL - 1)
+    return Span(text + " " * (_LABEL - cell_len(text)), QUIET)
 
 
 def _fitted(label: Span, pieces: Sequence[Span], width: int) -> Line:
     """Return as many pieces as fit, the first one in any case."""
     line: Line = [label]
+    pieces = [Span(visible_line(piece.text), piece.style) for piece in pieces]
     for position, piece in enumerate(pieces):
         between = ", " if position and not piece.text.startswith(" ") else ""
         room = width - _length(line)
-        if len(between) + len(piece.text) > room:
+        if len(between) + cell_len(piece.text) > room:
             if not position:
                 line.append(Span(_cut(piece.text, room), piece.style))
             break
@@ -127,10 +132,10 @@ def _fitted(label: Span, pieces: Sequence[Span], width: int) -> Line:
 def _title(state: LiveState, name: str, now: float, width: int, notice: str) -> Line:
     """A rule that parts the frame from the lines above it, with the run's name and what the run does."""
     doing, style = (notice, NOTABLE) if notice else _doing(state, now)
-    name = _cut(name, max(8, width // 2))
-    room = width - len(name) - 8
-    doing = _cut(doing, room) if room > 3 else ""
-    rest = width - len(name) - len(doing) - 7
+    name = _cut(visible_line(name), max(8, width // 2))
+    room = width - cell_len(name) - 8
+    doing = _cut(visible_line(doing), room) if room > 3 else ""
+    rest = width - cell_len(name) - cell_len(doing) - 7
     return [
         Span("── ", QUIET),
         Span(name, "bold"),
@@ -213,13 +218,14 @@ def _lists(state: LiveState, now: float, width: int) -> Iterator[_Block]:
     for position, warning in enumerate(warnings):
         label = _label("" if position else "warnings")
         text = " ".join(f"{seconds(warning['t'])} {warning['text']}".split())
-        line = [label, Span(_cut(text, width - _LABEL), NOTABLE)]
+        line = [label, Span(_cut(visible_line(text), width - _LABEL), NOTABLE)]
         yield _Block(82 if position == len(warnings) - 1 else 34 + position, line)
 
 
 def _length(line: Line) -> int:
-    return sum(len(span.text) for span in line)
+    return sum(cell_len(span.text) for span in line)
 
 
 def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+    """Return what fits into so many columns; some letters take two, and some none."""
+    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"

@@ -175,15 +175,15 @@ def _sandboxes(state: LiveState) -> Iterator[Fact]:
 
 
 def _generators(state: LiveState) -> Iterator[Fact]:
-    loads = state.replicas.by_name
+    loads, over = state.replicas.by_name, state.metrics.outcome != "unfinished"
     if len(loads) <= _MOST_REPLICAS:
         for name, load in loads.items():
-            yield Fact(45 if load.up else 92, name, _load(load))
+            yield Fact(45 if load.up else 92, name, _load(load, over))
         return
     told = [load for load in loads.values() if load.num_running is not None]
     up = state.replicas.num_up
     pieces = [Span(f"{up} of {len(loads)} up", "" if up == len(loads) else BAD)]
-    if told:
+    if told and not over:
         used = [load.kv_used_fraction for load in told]
         pieces += [
             Span(f"{sum(load.num_running or 0 for load in told):,} running"),
@@ -194,11 +194,12 @@ def _generators(state: LiveState) -> Iterator[Fact]:
     yield Fact(45 if up == len(loads) else 92, "generators", pieces)
 
 
-def _load(load: Load) -> list[Span]:
+def _load(load: Load, over: bool) -> list[Span]:
+    """What a replica said last, while the run goes on: it said nothing when its last work was done."""
     if not load.up:
         return [Span("lost", BAD)]
     pieces: list[Span] = []
-    if load.num_running is not None:
+    if load.num_running is not None and not over:
         pieces += [
             Span(f"{load.num_running:,} running"),
             Span(f"{load.num_waiting:,} waiting", NOTABLE if load.num_waiting > load.num_running else ""),

@@ -14,6 +14,7 @@ from headway.core import commands, events, notes
 from headway.telemetry.eval_progress import EvalProgress
 from headway.telemetry.steps import StepRecord
 from headway.telemetry.text import figures, number, percent, seconds
+from headway.telemetry.visible import visible
 
 if TYPE_CHECKING:
     from headway.telemetry.metrics import RunMetrics
@@ -225,7 +226,8 @@ def _columns_within(width: int) -> tuple[_Column, ...]:
 
 def _wrapped(line: str, width: int) -> list[str]:
     """Return a message in full, on as many lines as it takes; what a table's line holds fits."""
-    if len(line) <= width and "\n" not in line:
-        return [line]
-    text = " ".join(line.split())
+    text = visible(line if "\n" not in line else " ".join(line.split()))
+    if len(text) <= width:
+        return [text]
+    text = " ".join(text.split())
     return wrap(text, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)

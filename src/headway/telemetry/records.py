@@ -73,6 +73,14 @@ def encode_notes(notes: Sequence[Note]) -> str:
     return dumps([plain(note) for note in notes])
 
 
+def stat_from_plain(raw: dict[str, Any]) -> Stat:
+    """Rebuild measurements from their line.
+
+    Raises KeyError, TypeError or ValueError when the line does not fit this schema.
+    """
+    return Stat(float(raw["t"]), {str(name): float(value) for name, value in dict(raw["stat"]).items()})
+
+
 def entry_from_plain(raw: dict[str, Any]) -> Entry:
     """Rebuild an entry from its line.
 

@@ -20,6 +20,7 @@ from headway.telemetry.ledger import FATES, KEPT
 from headway.telemetry.pruning import SOURCES
 from headway.telemetry.report_tasks import acceptance_line, oversampling_lines, task_lines
 from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds, sparkline
+from headway.telemetry.visible import harmless
 
 WIDTH = 100
 Summary = Mapping[str, Any]
@@ -50,11 +51,12 @@ _ENDS = "(reward: train rollouts of the first and the last tenth of the steps; e
 
 def report_json(summary: Summary) -> str:
     """Return the summary as one JSON object; a number that is not finite becomes null."""
-    return json.dumps(_finite(dict(summary)), allow_nan=False, ensure_ascii=False, indent=2)
+    return json.dumps(_finite(dict(summary)), allow_nan=False, indent=2)
 
 
 def report_text(summary: Summary, series: Sequence[Mapping[str, Any]]) -> str:
     """Return the report as plain text. Works on unfinished runs and on runs without a step."""
+    summary = cast("Summary", harmless(dict(summary)))  # environments name measures, and faults have texts
     console = Console(file=StringIO(), width=WIDTH, color_system=None, force_terminal=False, highlight=False)
     sections: list[tuple[str, list[RenderableType]]] = [
         ("Outcome", _outcome(summary)),

@@ -17,7 +17,7 @@ _MAX_NAME = 32  # characters of a task's id
 def mostly(record: RolloutRecord) -> str:
     """Return the part of its time that was longest, with its share; the cause where it failed."""
     if record.latency is None or not record.end_to_end_s:
-        return record.failures[-1].cause if record.failures else UNKNOWN
+        return short_line(record.failures[-1].cause, _MAX_NAME) if record.failures else UNKNOWN
     parts = {part.name: getattr(record.latency, part.name) for part in fields(Latency)}
     name = max(parts, key=lambda part: parts[part])
     return f"{part_name(name)} {percent(parts[name] / record.end_to_end_s)}"

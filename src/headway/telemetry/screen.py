@@ -19,6 +19,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from headway.telemetry.live_frame import Line
+from headway.telemetry.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderResult
@@ -139,7 +140,7 @@ class Screen:
     def _print(self, line: str) -> None:
         if not self._gone:
             style = "yellow" if line.startswith("warning: ") else "red" if line.startswith("error: ") else ""
-            self._console.print(Text(line, style), soft_wrap=True)
+            self._console.print(Text(visible(line), style), soft_wrap=True)
 
     def _takes(self) -> bool:
         """Say whether the terminal takes output: one that is held (Ctrl-S) must not hold the run."""

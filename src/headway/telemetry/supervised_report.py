@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.telemetry.text import figures, number, seconds, sparkline
+from headway.telemetry.visible import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,12 +52,12 @@ def supervised_summary(run: SupervisedRun) -> dict[str, Any]:
 
 def supervised_json(run: SupervisedRun) -> str:
     """Return the summary as one JSON object."""
-    return json.dumps(supervised_summary(run), allow_nan=False, ensure_ascii=False, indent=2)
+    return json.dumps(supervised_summary(run), allow_nan=False, indent=2)
 
 
 def supervised_text(run: SupervisedRun) -> str:
     """Return the report as plain text; works on a run that goes on, and without a step."""
-    found = supervised_summary(run)
+    found = cast("dict[str, Any]", harmless(supervised_summary(run)))
     evals = f", {found['num_eval_rows']:,} to evaluate" if found["num_eval_rows"] else ""
     resumes = f", resumed {_times(found['num_resumes'])}" if found["num_resumes"] else ""
     outcome = [

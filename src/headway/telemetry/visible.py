@@ -7,6 +7,7 @@ line feeds and tabs stay as they are.
 from __future__ import annotations
 
 import re
+from typing import Any, cast
 
 _HARMFUL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and line feed
@@ -33,6 +34,22 @@ def visible_line(text: str) -> str:
     'a\\n\\tb'
     """
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def harmless(value: object) -> object:
+    r"""Return plain data with each text escaped and on one line, keys too; white space is run together.
+
+    >>> harmless({"a\r": ["b\n  c\x1b"], "d": 1})
+    {'a\\r': ['b c\\x1b'], 'd': 1}
+    """
+    if isinstance(value, str):
+        return visible(" ".join(value.split()))
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value).items()
+        return {visible_line(key) if isinstance(key, str) else key: harmless(item) for key, item in items}
+    if isinstance(value, (list, tuple)):
+        return [harmless(item) for item in cast("list[Any]", value)]
+    return value
 
 
 def cut_middle(text: str, limit: int, how_to_see_all: str) -> tuple[str, str, str]:

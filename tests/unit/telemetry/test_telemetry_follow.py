@@ -86,3 +86,16 @@ def test_a_journal_that_became_shorter_is_an_error(whole, tmp_path):
     path.write_bytes(whole[0].splitlines(keepends=True)[0])
     with pytest.raises(JournalError, match="became shorter"):
         follower.poll()
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"t":1.0,"stat":5}', b'{"t":1.0,"stat":{"a":"b"}}'])
+def test_a_line_that_is_no_record_is_damage(whole, tmp_path, line):
+    lines = whole[0].splitlines(keepends=True)
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"".join([*lines[:4], line + b"\n", *lines[5:]]))
+    with pytest.raises(JournalError, match="line 5"):
+        list(read_journal(path))
+    follower = Follower(path)
+    follower.poll()
+    with pytest.raises(JournalError, match="line 5"):
+        follower.poll()

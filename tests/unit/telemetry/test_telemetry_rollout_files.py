@@ -171,3 +171,34 @@ def test_the_docs_list_every_column():
     page = (ROOT / "docs" / "rollouts.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (.*) \|$", page, re.MULTILINE)
     assert listed == [tuple(column) for column in COLUMNS]
+
+
+def test_two_that_write_one_file_at_once_do_not_mix(tmp_path):
+    with whole_file(tmp_path / "file") as partial:
+        partial.write_text("first")
+        with pytest.raises(UserError, match=r"another process is writing the file .*file\. Wait"):
+            write_jsonl(all_rows(), str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_never_takes_the_place_of_a_device_or_a_pipe(tmp_path):
+    """Who may write to /dev could replace /dev/null, for everyone on the machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for name in ("pipe", "link"):
+        with pytest.raises(UserError, match="cannot be written: it is a device or a pipe"):
+            write_jsonl(all_rows(), str(tmp_path / name))
+    assert pipe.is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_behind_a_link_the_file_is_replaced_and_the_link_stays(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for text in ("first", "second"):
+        with whole_file(tmp_path / "link") as partial:
+            partial.write_text(text)
+        assert (tmp_path / "file").read_text() == text
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]

@@ -15,6 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
 
 from headway.core.errors import UserError
 from headway.telemetry.page.axes import SYMBOLS, Axes
@@ -23,6 +24,7 @@ from headway.telemetry.page.thin import MAX_MEANS, MAX_POINTS
 from headway.telemetry.page.tiles import STATES, tiles
 from headway.telemetry.page.transcripts import Transcript, views
 from headway.telemetry.text import seconds
+from headway.telemetry.visible import visible
 
 if TYPE_CHECKING:
     from headway.telemetry.page.collect import PageData
@@ -145,10 +147,16 @@ def _templates() -> Environment:
     return Environment(
         loader=FunctionLoader(_own),
         autoescape=True,
+        finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _shown(value: object) -> object:
+    """Return what an expression of the template shows: a text that is not the page's own, harmless."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @cache
