@@ -29,13 +29,19 @@ def test_a_run_whose_workers_die_again_and_again_ends_with_all_its_steps(seed, k
     else:
         assert finish.outcome == "steps"
         assert sorted(run.trained) == list(range(1, 9))
-    restarts = [c for c in all_commands(run.entries, RestartWorker) if c.role == "environment"]
-    assert restarts or finish.failed
     assert not [fate for fate in fates(run.entries).values() if fate == "failed_infrastructure"]
+
+
+def test_deaths_are_frequent_enough_to_say_something():
+    runs = [play_lives(SETTINGS, SIM, seed, [])[0] for seed in range(10)]
+    restarts = [
+        c for run in runs for c in all_commands(run.entries, RestartWorker) if c.role == "environment"
+    ]
+    assert len(restarts) >= 20
 
 
 def test_without_restarts_a_death_ends_the_run():
     settings = replace(SETTINGS, recovery=RecoverySettings(environment_restarts=0))
     _, finish = play_lives(settings, SIM, 1, [])
     assert (finish.outcome, finish.failed) == ("failed", True)
-    assert finish.message == "environment worker e0 was lost: simulated" or "e1" in finish.message
+    assert finish.message in {f"environment worker e{index} was lost: simulated" for index in (0, 1)}
