@@ -204,3 +204,12 @@ def test_a_path_that_the_system_refuses_is_bad_input(tmp_path, arguments, capsys
     assert "Traceback" not in said
     assert "File name too long" in said
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_lead_nowhere(tmp_path, closed):
+    command = f'"{sys.executable}" -m headway env list {closed}; echo $? >code; '
+    command += f'"{sys.executable}" -m headway check nope.toml {closed}; echo $? >>code'
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert (tmp_path / "code").read_text().split() == ["0", "2"]

@@ -62,6 +62,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     _import_from_here()
+    _open_standard_streams()
     _print_anything()
     try:
         result = cli.main(args=arguments, prog_name="headway", standalone_mode=False)
@@ -86,6 +87,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             click.echo(f"error: {user_error}", err=True)
         return 2
     return result if isinstance(result, int) else 0
+
+
+def _open_standard_streams() -> None:
+    """Give a process whose standard streams are closed (`>&-`) others, that lead nowhere.
+
+    Otherwise the first file that is opened, a journal say, has their place, and a worker writes into it.
+    """
+    for number in range(3):  # each takes the lowest place that is free
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def _print_anything() -> None:

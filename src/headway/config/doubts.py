@@ -48,7 +48,9 @@ def high_rate(trainer: TrainerSettings) -> Clash | None:
     default = TrainerSettings().learning_rate
     if not trainer.full or trainer.learning_rate != default:
         return None
-    rule = f"every weight is trained (trainer.full) with {default:.0e}, the default, which suits LoRA factors "
+    rule = (
+        f"every weight is trained (trainer.full) with {default:.0e}, the default, which suits LoRA factors "
+    )
     rule += "and ruins most models so"
     remedy = "Use trainer.learning_rate = 1e-5, or another one that you tried"
     return Clash(("trainer.learning_rate", "trainer.full"), rule, remedy)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def model_directory(config: Config | SftConfig) -> Path:
     """Return the checkpoint of `model.path`, verified.
 
-    Raises ModelError when it is missing, incomplete or of an unknown family, UserError when it cannot be read.
+    Raises ModelError when it is missing, incomplete or of an unknown family, UserError when it may not be
+    read.
     """
     try:
         path = resolve(config.model.path, progress=say_aside)

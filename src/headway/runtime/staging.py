@@ -29,7 +29,9 @@ def check_place(target: Path, *, force: bool) -> None:
         return
     if not target.is_dir():
         raise UserError(
-            "the place for the model must be a directory, or nothing yet", value=str(target), remedy="Name another directory"
+            "the place for the model must be a directory, or nothing yet",
+            value=str(target),
+            remedy="Name another directory",
         )
     if not any(target.iterdir()):
         return
