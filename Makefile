@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.headway-setup
 CONFIG ?= examples/quickstart.toml
 ARGS ?=
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser train test test-slow check bench bench-loop bench-decode bench-queue bench-learning \
+.PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-decode bench-queue bench-learning \
         bench-survival format clean
 
 help: ## list the targets
@@ -44,8 +45,11 @@ browser: ## a Chromium for the test of the report's page, where apt-get may inst
 	  echo "Install one (Debian: apt-get install chromium; elsewhere: Google Chrome will do)."; \
 	fi
 
-test: setup browser ## the test suite: no downloads, one thread per process
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+test: setup browser ## the test suite: no downloads, one thread per process (WORKERS=4 for more at once)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not examples" -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-examples: setup ## every example for two steps, and the tour of all commands
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m examples $(ARGS)
 
 test-slow: setup ## the tests that take minutes or fetch a model
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow --timeout 1800 $(ARGS)

@@ -31,6 +31,7 @@ from headway.core.clock import process_cpu_s, stopwatch
 from headway.core.protocols import GenerateRequest, Sampling
 from headway.generator.engine import EmbeddedEngine
 from headway.generator.settings import GeneratorSettings
+from headway.models.shape import model_shape
 
 
 class Scene(NamedTuple):
@@ -159,7 +160,7 @@ async def main() -> None:
     vocab = model.config.vocab_size
     engine = EmbeddedEngine(
         model,
-        model.config,
+        model_shape(model.config.to_dict()),
         GeneratorSettings(threads=options.threads, max_running=64, max_context_tokens=1024),
         replica="bench",
         decode_text=None,

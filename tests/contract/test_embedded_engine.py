@@ -13,6 +13,7 @@ from headway.generator import loop as loop_module
 from headway.generator.decoder import Decoder
 from headway.generator.engine import EmbeddedEngine
 from headway.generator.settings import GeneratorSettings
+from headway.models.shape import model_shape
 from tests.contract.engine_contract import EngineContract, collect, collect_all, request
 
 VOCAB, CONTEXT = 97, 64
@@ -45,7 +46,7 @@ def make_engine(*, chunk_tokens=0, read_weights=read, decode_text=None, **settin
     }
     return EmbeddedEngine(
         MODELS[0],
-        MODELS[0].config,
+        model_shape(MODELS[0].config.to_dict()),
         GeneratorSettings(**(options | settings)),
         replica="r0",
         decode_text=decode_text,

@@ -52,6 +52,31 @@ def test_model_without_chat_template(bench, model):
     assert not bench.runs.exists()
 
 
+def test_the_tokenizer_of_another_model(bench, model):
+    (model / MANIFEST).unlink()
+    settings = json.loads((model / "generation_config.json").read_text())
+    (model / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": 65}))
+    said = bench.train(f"model.path={model}").refused()
+    assert "command line: model.path: the tokenizer must belong to the model" in said
+    assert "Copy the tokenizer's files" in said
+    assert not bench.runs.exists()
+
+
+def test_a_vocabulary_larger_than_the_tokenizer(bench, model):
+    from safetensors.numpy import load_file, save_file
+
+    (model / MANIFEST).unlink()
+    weights = load_file(model / "model.safetensors")
+    rows = weights["model.embed_tokens.weight"]
+    weights["model.embed_tokens.weight"] = rows[list(range(259)) + [0] * 253]
+    save_file(weights, model / "model.safetensors")
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(settings | {"vocab_size": 512}))
+    said = bench.train(f"model.path={model}").refused()
+    assert "the embedding has 512 rows, and the tokenizer only 259 tokens" in said
+    assert not bench.runs.exists()
+
+
 def test_prompt_longer_than_the_context(bench):
     said = bench.train("generator.max_context_tokens=8").refused()
     assert "generator.max_context_tokens" in said

@@ -18,6 +18,7 @@ from headway.core.records import Message
 from headway.environments.generation import GenerationLimits
 from headway.generator.engine import EmbeddedEngine
 from headway.generator.settings import GeneratorSettings
+from headway.models.shape import model_shape
 from headway.renderers.chat import Renderer
 from tests.unit.host_stage import opened
 from tests.unit.rollout_parts import write_tokenizer
@@ -66,8 +67,8 @@ class Lives:
             threads=1, max_running=2, max_context_tokens=250, max_answer_tokens=20, chunk_tokens=chunk_tokens
         )
         return EmbeddedEngine(
-            self.model, self.model.config, options, replica="replica-0", decode_text=self.renderer.decode,
-            read_weights=lambda manifest: [],
+            self.model, model_shape(self.model.config.to_dict()), options, replica="replica-0",
+            decode_text=self.renderer.decode, read_weights=lambda manifest: [],
         )  # fmt: skip
 
     async def play(self, moments, chunk_tokens=4):

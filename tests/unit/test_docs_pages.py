@@ -57,16 +57,18 @@ def test_commands_exist(page):
     assert [words for words in shown if not command_named(words.split())] == []
 
 
-def test_the_readme_shows_the_example_as_it_is():
+def test_the_page_on_environments_shows_the_example_as_it_is():
     example = (ROOT / "examples" / "own_environment" / "reverse.py").read_text(encoding="utf-8")
-    assert f"```python\n{example.rstrip()}\n```" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"```python\n{example.rstrip()}\n```" in (ROOT / "docs" / "environments.md").read_text(
+        encoding="utf-8"
+    )
 
 
-def test_the_readme_s_hooks_do_what_they_say():
+def test_the_hooks_of_that_page_do_what_they_say():
     torch = pytest.importorskip("torch")
     from tests.contract.algorithm_contract import check_advantage, check_loss
 
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n# my_hooks.py\n(.*?)```", text, re.DOTALL)
     hooks: dict = {}
     exec(block, hooks)

@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from headway.core.errors import ModelError
-from headway.generator.shape import decoder_shape
 from headway.models import checkpoint
 from headway.models.cache import MANIFEST, check_manifest, install, model_dir
-from headway.models.checkpoint import read_header, resolve, verify, weight_files
+from headway.models.checkpoint import resolve, verify
 from headway.models.fetch import fetch
 from headway.models.load import load_causal_lm, load_state, model_facts
+from headway.models.shape import model_shape
+from headway.models.tensors import read_header, weight_files
 from headway.models.tiny import TinyRecipe, make_tiny, tiny_source
 
 
@@ -64,10 +65,13 @@ def test_a_broken_config_is_named(copy):
 
 
 def test_another_architecture_is_refused(copy):
-    edit(copy, "config.json", architectures=["Qwen2ForCausalLM"])
+    edit(copy, "config.json", architectures=["GemmaForCausalLM"])
     error = problem(copy)
-    assert error.value == "Qwen2ForCausalLM"
-    assert "LlamaForCausalLM" in error.rule
+    assert error.value == "GemmaForCausalLM"
+    assert error.rule == (
+        "The architecture must be one of LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "
+        "Qwen3MoeForCausalLM"
+    )
 
 
 def test_a_lone_adapter_is_refused(tmp_path):
@@ -170,12 +174,12 @@ def test_facts_agree_with_the_loaded_model(whole):
 
 
 def test_the_state_read_without_transformers_is_the_models_own(whole):
-    config, state = load_state(whole)
+    shape, state = load_state(whole)
     model = load_causal_lm(whole)
     wanted = dict(model.named_parameters())
     assert state.keys() == wanted.keys()
     assert all(torch.equal(state[name], wanted[name]) for name in wanted)
-    assert decoder_shape(config) == decoder_shape(model.config)
+    assert shape == model_shape(model.config.to_dict())
 
 
 def test_an_unknown_dtype_is_refused(whole):

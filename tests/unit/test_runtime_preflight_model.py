@@ -46,7 +46,7 @@ def test_a_tensor_too_many(checkpoint):
     save_file(weights, checkpoint / "model.safetensors")
     finding = only(found(subject(checkpoint), "model"), "error")
     assert finding.value == "model.layers.4.mlp.up_proj.weight"
-    assert "config.json does not call for; 1 do" in finding.text
+    assert "config.json does not call for; 1 are extra" in finding.text
 
 
 def test_a_context_that_the_model_was_not_made_for(checkpoint):
@@ -161,10 +161,10 @@ def test_loading_finds_a_weight_that_is_no_number(checkpoint):
     assert finding.value == "model.norm.weight"
 
 
-def test_loading_finds_what_the_generator_does_not_compute(checkpoint):
+def test_what_the_generator_does_not_compute(checkpoint):
     edit(checkpoint, "config.json", hidden_act="gelu")
-    finding = only(found(subject(checkpoint), "model", "loading"), "error")
-    assert "hidden_act = 'silu'" in finding.text
+    finding = only(found(subject(checkpoint), "model"), "error")
+    assert "must be silu" in finding.text
 
 
 def test_loading_finds_a_file_that_changed_since_it_was_fetched(checkpoint):
@@ -216,3 +216,11 @@ def test_the_device(checkpoint, tmp_path, monkeypatch, script, level, text):
         (folder / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
     assert text in only(found(subject(checkpoint), "device"), level).text
+
+
+def test_a_supervised_run_in_the_place_of_its_model_is_told_apart(checkpoint, tmp_path):
+    run = tmp_path / "sft-run"
+    run.mkdir()
+    (run / "model").symlink_to(checkpoint)
+    finding = only(found(subject(run), "model"), "error")
+    assert finding.remedy == f"Did you mean {run / 'model'}?"

@@ -42,7 +42,8 @@ COMMANDS = {
 EXIT_CODES = {
     0: "Done. A run that ended as `no_signal`, or that the guard stopped (`guard`), ended by a rule of its "
     "own: scripts look at `outcome` in `headway report RUN --json`.",
-    1: "A fault, with its traceback, and the run's directory where there is one.",
+    1: "A fault, with its traceback, and the run's directory where there is one. A full disk "
+    "(`disk_full`) has one line.",
     2: "Bad input: one line a problem, no traceback. [errors.md](errors.md) lists them all.",
     130: "Interrupted by Ctrl-C or SIGTERM; `headway resume RUN` goes on.",
 }

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 def command(run: Path, overrides: tuple[str, ...], dry_run: bool) -> int:
     r"""Free disk space: remove what a run need not keep.
 
-    Applies the policy of RUN, which is over or was stopped: [retention], and checkpoint.keep,
-    keep_every_steps and keep_best; KEY=VALUE changes it for this once. Whatever a resume needs stays: the newest
-    undamaged checkpoint, and the rollouts that are still to be trained. Journal and summary stay too, so that
-    report and replay work as before; `headway rollouts` shows the transcripts that are left.
+    RUN is the directory of a run that is over or was stopped. Its own policy is applied, [retention] and
+    checkpoint.keep, keep_every_steps and keep_best; KEY=VALUE changes it for this once. Whatever a resume
+    needs stays: the newest undamaged checkpoint, and the rollouts that are still to be trained. Journal and
+    summary stay too, so that report and replay work as before; `headway rollouts` shows the transcripts that
+    are left.
 
     \b
     Examples:

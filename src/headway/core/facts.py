@@ -13,7 +13,7 @@ MFU_CONVENTION = "causal attention, real lengths, recompute excluded"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The shape of a dense model with grouped-query attention.
+    """The shape of a model with grouped-query attention, dense or with mixtures of experts in some layers.
 
     Attributes:
         num_params: parameters, tied embeddings counted once.
@@ -22,9 +22,13 @@ class ModelFacts:
         num_heads: query heads.
         num_kv_heads: key/value heads.
         head_dim: width of one head.
-        intermediate: width of the gated feed-forward layer.
+        intermediate: width of the gated feed-forward layer of a block without experts.
         vocab: rows of the embedding.
         max_context_tokens: positions that the model was made for.
+        num_expert_layers: blocks whose feed-forward part is a mixture of experts, 0 for a dense model.
+        num_experts: of such a block.
+        experts_per_token: that each token is sent to.
+        expert_intermediate: width of one expert's gated feed-forward layer.
     """
 
     num_params: int
@@ -36,28 +40,55 @@ class ModelFacts:
     intermediate: int
     vocab: int
     max_context_tokens: int
+    num_expert_layers: int = 0
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_intermediate: int = 0
 
     @property
     def linear_params(self) -> int:
-        """Weights that multiply every token: L*[h*d*(2H + 2K) + 3*h*f] + V*h."""
-        attention = self.hidden * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        return self.num_layers * (attention + 3 * self.hidden * self.intermediate) + self.vocab * self.hidden
+        """Weights that multiply a token: L*h*d*(2H + 2K) + L_dense*3*h*f + L_experts*h*(3*k*f_e + E) + V*h.
 
-    def lora_params(self, rank: int, targets: str = "all-linear") -> int:
-        """Parameters of LoRA factors on these layers: rank * (inputs + outputs) of each.
-
-        `targets` is `all-linear` (the output layer left out) or names joined by commas.
+        Of E experts a token's k count, and the router; biases and norms do not.
         """
+        return self._matrix_params(self.experts_per_token)
+
+    @property
+    def matrix_params(self) -> int:
+        """Weights of all matrices, every expert's among them, and of the output layer, tied or not."""
+        return self._matrix_params(self.num_experts)
+
+    def _matrix_params(self, experts: int) -> int:
+        attention = self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        mixture = 3 * experts * self.expert_intermediate + self.num_experts
+        rows = self.num_layers * attention + self.num_dense_layers * 3 * self.intermediate
+        return self.hidden * (rows + self.num_expert_layers * mixture + self.vocab)
+
+    @property
+    def num_dense_layers(self) -> int:
+        """Blocks with one gated feed-forward layer for every token."""
+        return self.num_layers - self.num_expert_layers
+
+    @property
+    def lora_sides(self) -> dict[str, int]:
+        """Inputs + outputs of each layer of a block that can have LoRA; with experts attention alone can."""
         query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         sides = {
             "q_proj": self.hidden + query,
             "k_proj": self.hidden + key,
             "v_proj": self.hidden + key,
             "o_proj": query + self.hidden,
-            "gate_proj": self.hidden + self.intermediate,
-            "up_proj": self.hidden + self.intermediate,
-            "down_proj": self.intermediate + self.hidden,
         }
+        if self.num_expert_layers:
+            return sides
+        return sides | dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.hidden + self.intermediate)
+
+    def lora_params(self, rank: int, targets: str = "all-linear") -> int:
+        """Parameters of LoRA factors on these layers: rank * (inputs + outputs) of each.
+
+        `targets` is `all-linear`, every layer that can have them, or names joined by commas.
+        """
+        sides = self.lora_sides
         names = sides if targets == "all-linear" else [name.strip() for name in targets.split(",")]
         return self.num_layers * rank * sum(sides.get(name, 0) for name in names)
 

@@ -98,21 +98,24 @@ def load_function(name: str, parameters: Sequence[str]) -> Any:
 def place_in_hook(error: BaseException) -> str:
     """Return `FILE:LINE` of the user's code that raised, empty where Headway's own did.
 
-    The user's code is the first that is neither Headway's nor Python's; the line is the last in that file,
-    for what raised may be a library that it called.
+    The user's code is the first that is neither Headway's nor, where there is other code, a library's; the
+    line is the last in that file, for what raised may be a library that it called.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename[:1] != "<"]
     others = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
-    others = [frame for frame in others if not _is_python_s(frame.filename)] or others
+    others = [frame for frame in others if is_users(frame.filename)] or others
     if not others:
         return ""
     last = [frame for frame in others if frame.filename == others[0].filename][-1]
     return f"{last.filename}:{last.lineno}"
 
 
-def _is_python_s(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Say whether a file of code is neither Headway's, nor Python's, nor an installed package's."""
     path = Path(file)
-    return path.is_relative_to(_STANDARD_LIBRARY) and "site-packages" not in path.parts
+    if file[:1] == "<" or path.is_relative_to(_PACKAGE) or path.is_relative_to(_STANDARD_LIBRARY):
+        return False
+    return not {"site-packages", "dist-packages"} & set(path.parts)
 
 
 def _import_file(file: Path, name: str) -> ModuleType:

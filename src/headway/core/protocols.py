@@ -43,7 +43,7 @@ class GenerateRequest:
         0  # of the prompt's end that the answer begins with: stop strings may span the seam
     )
     priority: int = 0  # lower runs first
-    streams: tuple[str, ...] = ()
+    streams: tuple[str, ...] = ()  # wanted on the terminal chunk, of the whole context
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,10 @@ TOKENS = "i"
 FLOATS = "f"
 FLAGS = "b"
 
+# The stream of the experts that each token was sent to when the KV was computed that the last answer attended
+# to: axis token, int16 [n, expert layers, experts per token], -1 where it is not known.
+ROUTED_EXPERTS = "routed_experts"
+
 Purpose = Literal["train", "eval"]
 FinishReason = Literal["stop", "length", "aborted", "lost", "rejected"]
 
@@ -77,6 +81,16 @@ class Message:
     content: str
 
 
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A named array that travels beside the tokens (routed experts, kept top-p ids, ...)."""
+
+    axis: Literal["token", "sampled", "rollout"]  # what the first dimension counts
+    dtype: str  # a numpy dtype name, such as "int16"
+    shape: tuple[int, ...]  # full shape
+    data: bytes  # row-major values
+
+
 @dataclass(slots=True)
 class Turn:
     """One answer of the policy, with the tokens that were put before it.
@@ -91,16 +105,9 @@ class Turn:
     spans: list[VersionSpan]  # versions of the sampled tokens; lengths sum to n
     finish: FinishReason  # why the engine stopped
     temperature: float  # of sampling; 0 is greedy
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A named array that travels beside the tokens (routed experts, kept top-p ids, ...)."""
-
-    axis: Literal["token", "sampled", "rollout"]  # what the first dimension counts
-    dtype: str  # a numpy dtype name, such as "int16"
-    shape: tuple[int, ...]  # full shape
-    data: bytes  # row-major values
+    streams: dict[str, Stream] = field(
+        default_factory=dict[str, Stream]
+    )  # of its branch, from the root up to and including this turn
 
 
 @dataclass(slots=True)

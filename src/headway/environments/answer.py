@@ -10,12 +10,12 @@ Invariant: ids, log-probs and spans stay of one length, and never exceed the bud
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headway.core.errors import EngineError
-from headway.core.records import FLOATS, TOKENS, FinishReason, Message, VersionSpan, merge_spans
+from headway.core.records import FLOATS, TOKENS, FinishReason, Message, Stream, VersionSpan, merge_spans
 
 if TYPE_CHECKING:
     from headway.core.protocols import Chunk
@@ -47,6 +47,7 @@ class Answer:
     decode_s: float = 0.0
     replica: str = ""  # of the last request
     num_resident_tokens: int = 0  # that the last request left in the KV cache
+    streams: Mapping[str, Stream] = field(default_factory=dict[str, Stream])  # of the last request
 
     @property
     def left(self) -> int:
@@ -69,6 +70,7 @@ class Answer:
         """Add up a request that ended."""
         self.num_parts += 1
         self.replica, self.num_resident_tokens = last.replica, last.num_resident_tokens
+        self.streams = last.streams
         self.waiting_s += last.waiting_s
         self.prefill_s += last.prefill_s
         self.decode_s += last.decode_s

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.errors import DiskFullError, EngineError, HeadwayError, SandboxError
-from headway.core.hooks import place_in_hook
+from headway.core.hooks import is_users
 from headway.environments.record import ReplayDivergedError
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ def owner_and_cause(error: Exception) -> tuple[Owner, str]:
 def describe_exception(error: BaseException) -> str:
     """Return the error's type, its words and, unless it is one of our own, the line that raised it.
 
-    Where the user's code called what raised, the line is in the user's code.
+    Where the user's code called a library that raised, the line is in the user's code.
     """
     if isinstance(error, HeadwayError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    raised_at = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    place = place_in_hook(error) or raised_at
-    return f"{type(error).__name__}: {error}" + (f" at {Path(place).name}" if place else "")
+    frames = [frame for frame in frames if is_users(frame.filename)] or frames
+    at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {error}{at}"

@@ -39,6 +39,7 @@ class GenerationLimits:
     max_context_tokens: int  # of a whole conversation
     top_p: float = 1.0
     top_k: int = 0
+    streams: tuple[str, ...] = ()  # asked for in rollouts that are trained
 
 
 async def _nothing() -> None:
@@ -180,6 +181,7 @@ class Generation:
             sampling,
             priority=command.priority,
             num_answer_tokens=len(answer.ids),
+            streams=self._limits.streams if command.purpose == "train" else (),
         )
 
     def _engine(self) -> Engine:

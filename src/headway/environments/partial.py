@@ -14,7 +14,7 @@ from typing import Any
 from headway.core.codec import from_plain, to_plain
 from headway.core.errors import HeadwayError
 from headway.core.payload import Payload, PayloadWriter, read_payload
-from headway.core.records import FLAGS, FLOATS, TOKENS, Message, TrainingSample, Turn, VersionSpan
+from headway.core.records import FLAGS, FLOATS, TOKENS, Message, Stream, TrainingSample, Turn, VersionSpan
 from headway.environments.answer import Answer
 from headway.environments.faults import PayloadError
 from headway.environments.record import Record
@@ -38,7 +38,7 @@ def write_partial(partial: Partial, rollout: str, task_id: str, payloads: Payloa
     Raises DiskFullError when there is no room for it, PayloadError when it cannot be written otherwise.
     """
     turns = [
-        _sample(turn.prompt_ids, turn.token_ids, turn.logprobs, turn.spans, turn.temperature)
+        _sample(turn.prompt_ids, turn.token_ids, turn.logprobs, turn.spans, turn.temperature, turn.streams)
         for turn in partial.turns
     ]
     outcome: dict[str, Any] = {
@@ -89,6 +89,7 @@ def _sample(
     logprobs: array[float],
     spans: list[VersionSpan],
     temperature: float,
+    streams: dict[str, Stream] | None = None,
 ) -> TrainingSample:
     num_prompt = len(prompt)
     return TrainingSample(
@@ -97,6 +98,7 @@ def _sample(
         array(FLOATS, [0.0] * num_prompt) + logprobs,
         spans,
         temperature,
+        streams or {},
     )
 
 
@@ -109,7 +111,7 @@ def _split(sample: TrainingSample) -> tuple[array[int], array[int], array[float]
 def _turn(parent: int, sample: TrainingSample, finish: Any) -> Turn:
     prompt, ids, logprobs = _split(sample)
     assert ids.typecode == TOKENS
-    return Turn(parent, prompt, ids, logprobs, sample.spans, finish, sample.temperature)
+    return Turn(parent, prompt, ids, logprobs, sample.spans, finish, sample.temperature, sample.streams)
 
 
 def _answer(sample: TrainingSample, plain: dict[str, Any]) -> Answer:

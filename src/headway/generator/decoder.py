@@ -1,4 +1,4 @@
-"""The forward pass of a Llama-family decoder over a KvCache, in plain torch.
+"""The forward pass of a decoder over a KvCache, in plain torch; the shape says what its family adds.
 
 Prefill only writes KV; logits are computed by decode steps alone. A request whose KV misses just its last
 token is ready to decode, be that token the last of its prompt or the last it sampled.
@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional
 
-from headway.generator.packing import LayerWeights, PackedWeights, linear
-from headway.generator.shape import DecoderShape, rotations
+from headway.generator.experts import mix, route
+from headway.generator.packed import LayerWeights, PackedWeights, linear
+from headway.generator.rotary import rotations
 
 if TYPE_CHECKING:
     from array import array
 
     from headway.generator.kv import KvCache
+    from headway.models.shape import ModelShape
 
 
 class Piece(NamedTuple):
@@ -36,7 +38,7 @@ class Decoder:
         weights: assign new ones between two calls.
     """
 
-    def __init__(self, shape: DecoderShape, weights: PackedWeights, max_context_tokens: int) -> None:
+    def __init__(self, shape: ModelShape, weights: PackedWeights, max_context_tokens: int) -> None:
         self.weights = weights
         self._shape = shape
         self._device = weights.embed.device
@@ -63,7 +65,7 @@ class Decoder:
         for index, layer in enumerate(self.weights.layers):
             keys, values = cache.layer(index)
             q = self._project(x, layer, rotation, keys, values, slots, positions)
-            if index == last:
+            if index == last and layer.router is None:
                 return  # its KV is written, and nobody reads the output
             attended = x.new_empty(len(tokens), heads * d)
             at = 0
@@ -78,7 +80,8 @@ class Decoder:
                 )
                 attended[at : at + n] = result.permute(2, 0, 1, 3).reshape(n, -1)
                 at += n
-            x = self._after_attention(x, attended, layer)
+            x = x + linear(attended, layer.out, layer.out_bias)
+            x = x + self._feed_forward(x, layer, cache.routes(index), slots, positions)
 
     @torch.inference_mode()
     def decode(self, token_ids: Sequence[int], positions: Sequence[int], cache: KvCache) -> torch.Tensor:
@@ -104,7 +107,8 @@ class Decoder:
                 values[:rows, :, :longest],
                 attn_mask=mask,
             )
-            x = self._after_attention(x, attended.reshape(rows, -1), layer)
+            x = x + linear(attended.reshape(rows, -1), layer.out, layer.out_bias)
+            x = x + self._feed_forward(x, layer, cache.routes(index), slots, at)
         return linear(self._norm(x, self.weights.norm), self.weights.head)
 
     def _project(
@@ -119,17 +123,34 @@ class Decoder:
     ) -> torch.Tensor:
         """Write the tokens' keys and values and return their queries, [tokens, heads, head_dim]."""
         heads, d = self._shape.num_heads, self._shape.head_dim
-        mixed = linear(self._norm(x, layer.norm_attention), layer.qkv).view(len(x), -1, d)
-        pairs = torch.view_as_complex(mixed[:, : self._num_rotated].unflatten(-1, (-1, 2)))
+        mixed = linear(self._norm(x, layer.norm_attention), layer.qkv, layer.qkv_bias).view(len(x), -1, d)
+        rotating = mixed[:, : self._num_rotated]
+        if layer.norm_heads is not None:
+            rotating = functional.rms_norm(rotating, (d,), None, self._shape.norm_eps) * layer.norm_heads
+        pairs = torch.view_as_complex(rotating.unflatten(-1, (-1, 2)))
         rotated = torch.view_as_real(pairs * rotation).flatten(-2)
         keys[slots, :, positions] = rotated[:, heads:]
         values[slots, :, positions] = mixed[:, self._num_rotated :]
         return rotated[:, :heads]
 
-    def _after_attention(self, x: torch.Tensor, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        x = x + linear(attended, layer.out)
-        gate, up = linear(self._norm(x, layer.norm_mlp), layer.gate_up).chunk(2, dim=-1)
-        return x + linear(functional.silu(gate) * up, layer.down)
+    def _feed_forward(
+        self,
+        x: torch.Tensor,
+        layer: LayerWeights,
+        routes: torch.Tensor | None,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return what the block adds after attention; experts are noted in the cache, beside the KV."""
+        x = self._norm(x, layer.norm_mlp)
+        if layer.router is None:
+            gate, up = linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+            return linear(functional.silu(gate) * up, layer.down, layer.down_bias)
+        assert self._shape.experts is not None
+        assert routes is not None
+        chosen = route(x, layer.router, self._shape.experts)
+        routes[slots, positions] = chosen.experts.to(routes.dtype)
+        return mix(x, chosen, layer.gate_up, layer.down)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, (self._shape.hidden,), weight, self._shape.norm_eps)

@@ -1,10 +1,10 @@
-"""The embedded engine: a Llama-family decoder in this process, behind `core.protocols.Engine`.
+"""The embedded engine: a decoder in this process, behind `core.protocols.Engine`.
 
 Consumes: requests from any number of asyncio consumers. Each is handed to the decode loop's thread (see
 `loop`) and waits for chunks; the thread sends a terminal one whatever happens, which unblocks it.
 
-Left out: other families than llama, several policies or adapters at once, streams, preemption of running
-requests. GPU tensors should work and are not tested.
+Left out: several policies or adapters at once, preemption of running requests. GPU tensors should work and
+are not tested.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from headway.core.errors import EngineError, UserError
 from headway.core.protocols import Chunk, EngineCapabilities, EngineStats, GenerateRequest
+from headway.core.records import ROUTED_EXPERTS
 from headway.generator.decoder import Decoder
 from headway.generator.kv import KvCache
 from headway.generator.live import Live, Mailbox
 from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
-from headway.generator.packing import PackedWeights, pack_weights, update_weights
-from headway.generator.shape import decoder_shape
+from headway.generator.packing import pack_weights, update_weights
 from headway.generator.slots import Slots
 
 if TYPE_CHECKING:
     from headway.core.records import FinishReason
+    from headway.generator.packed import PackedWeights
     from headway.generator.settings import GeneratorSettings
+    from headway.models.shape import ModelShape
 
 ReadWeights = Callable[[str], Iterable[tuple[str, torch.Tensor]]]
 
@@ -38,8 +40,8 @@ class EmbeddedEngine:
     """A replica in this process.
 
     Args:
-        model_or_weights: a transformers LlamaForCausalLM, or its state dict. Its tensors are copied.
-        config: the model's transformers configuration.
+        model_or_weights: a transformers model, or its state dict. Its tensors are copied.
+        shape: the model's, from `headway.models.shape`.
         settings: the `[generator]` section.
         replica: name of this replica, on every chunk.
         decode_text: turns token ids into text; needed for stop strings only.
@@ -48,13 +50,13 @@ class EmbeddedEngine:
         lineage: of the weights at the start.
         number: of the weights at the start.
 
-    Raises ModelError when the model is not one that the decoder computes.
+    Raises ModelError when the weights do not fit the shape.
     """
 
     def __init__(
         self,
         model_or_weights: torch.nn.Module | Mapping[str, torch.Tensor],
-        config: Any,
+        shape: ModelShape,
         settings: GeneratorSettings,
         *,
         replica: str,
@@ -63,11 +65,11 @@ class EmbeddedEngine:
         lineage: int = 0,
         number: int = 0,
     ) -> None:
-        self._shape = decoder_shape(config)
+        self._shape = shape
         context = settings.max_context_tokens
-        if context > self._shape.max_positions:
+        if context > shape.max_context_tokens:
             raise UserError(
-                f"the model was made for {self._shape.max_positions} positions",
+                f"the model was made for {shape.max_context_tokens} positions",
                 value=context,
                 key="generator.max_context_tokens",
                 remedy="Lower it, or use a model with a longer context.",
@@ -205,8 +207,9 @@ class EmbeddedEngine:
             return f"temperature, top_p or top_k is out of range: {sampling}"
         if sampling.stop_strings and self._decode_text is None:
             return "stop strings need an engine that was given decode_text"
-        if request.streams:
-            return f"this engine has no streams, and {', '.join(request.streams)} was asked for"
+        offered = {ROUTED_EXPERTS} if self._shape.experts else set[str]()
+        if unknown := sorted(set(request.streams) - offered):
+            return f"this engine does not have the streams {', '.join(unknown)} of this model"
         return ""
 
     @torch.inference_mode()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from headway.core.clock import stopwatch
 from headway.core.protocols import Chunk, GenerateRequest
-from headway.core.records import FLOATS, TOKENS, FinishReason, VersionSpan
+from headway.core.records import FLOATS, TOKENS, FinishReason, Stream, VersionSpan
 from headway.generator.sampling import Draw, draw_key, uniform
 from headway.generator.slots import Slot
 
@@ -94,8 +94,14 @@ class Live:
                 return "stop"
         return "length" if self.num_answer >= self.room else None
 
-    def deliver(self, finish: FinishReason | None, message: str, replica: str) -> None:
-        """Send what was not sent yet; with a finish reason it is the terminal chunk."""
+    def deliver(
+        self,
+        finish: FinishReason | None,
+        message: str,
+        replica: str,
+        streams: Mapping[str, Stream] | None = None,
+    ) -> None:
+        """Send what was not sent yet; with a finish reason it is the terminal chunk, with streams."""
         start = self.num_sent
         self.num_sent = self.num_answer
         first = len(self.request.prompt_ids) + start
@@ -116,6 +122,7 @@ class Live:
                 waiting_s=self._spent.get("waiting", 0.0),
                 prefill_s=self._spent.get("prefill", 0.0),
                 decode_s=self._spent.get("decode", 0.0),
+                streams=streams or {},
             )
         )
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from headway.core.clock import stopwatch
 from headway.core.errors import EngineError
 from headway.core.protocols import Chunk, EngineStats
-from headway.core.records import FLOATS, TOKENS, FinishReason
+from headway.core.records import FLOATS, ROUTED_EXPERTS, TOKENS, FinishReason, Stream
 from headway.generator.decoder import Decoder, Piece
 from headway.generator.kv import KvCache
 from headway.generator.live import Live
@@ -35,7 +35,7 @@ from headway.generator.sampling import draw_tokens
 from headway.generator.slots import Slots, common_prefix
 
 if TYPE_CHECKING:
-    from headway.generator.packing import PackedWeights
+    from headway.generator.packed import PackedWeights
 
 _RATE_STEPS = 32  # decode steps that the tokens/s of the stats look back over
 
@@ -264,14 +264,26 @@ class DecodeLoop:
         return [*self._running, *(entry[2] for entry in self._waiting)]
 
     def _finish(self, live: Live, reason: FinishReason, message: str) -> None:
+        streams = self._streams(live)
         if live.slot is None:
             self._waiting = [entry for entry in self._waiting if entry[2] is not live]
             heapq.heapify(self._waiting)
         else:
             self._running.remove(live)
             self.slots.release(live.slot)
-        live.deliver(reason, message, self.replica)
+        live.deliver(reason, message, self.replica, streams)
         self._settle_rebuilds()
+
+    def _streams(self, live: Live) -> dict[str, Stream]:
+        """Return the streams that a request asked for, of all its tokens so far."""
+        if live.slot is None or ROUTED_EXPERTS not in live.request.streams:
+            return {}
+        known = self.cache.routes_of(live.slot.index, live.slot.resident)
+        assert known is not None, "the engine rejects what its model does not have"
+        rows = known.new_full((len(live.tokens), *known.shape[1:]), -1)
+        rows[: len(known)] = known
+        data = rows.cpu().numpy().tobytes()
+        return {ROUTED_EXPERTS: Stream("token", "int16", tuple(rows.shape), data)}
 
     def _settle_rebuilds(self) -> None:
         for rebuild in list(self._rebuilds):

@@ -11,7 +11,9 @@ Trainer
                   max_context_tokens) but no more than a batch has; s^2 is the mask, twice.
                   a = 4 h + 5 q + 4 f: two residuals, two normed inputs, q, k and v spread over the heads,
                   attention's output twice, gate, silu, up and their product; full fine-tuning keeps two
-                  normed residuals more (2 h). With gradient checkpointing L h + a takes the place of L a.
+                  normed residuals more (2 h). In a block with experts, k of E for each token, the place
+                  of 4 f is taken by k (4 f + 2 h) + 2 E: every expert's input and output too. With
+                  gradient checkpointing L h + a takes the place of L a.
     gradients     max(4 T, 0.8 A'), A' being A without gradient checkpointing: gradients fill the blocks
                   that activations leave free, and the allocator gives those back late (measured)
     logits        3 * 4 * 256 V: a chunk of the output layer (trainer/logprobs.py), and 4 V h more for its
@@ -166,20 +168,27 @@ def _trainer(facts: ModelFacts, config: Config) -> list[Part]:
 
 def _activation_bytes(facts: ModelFacts, settings: TrainerSettings, num_tokens: int) -> int:
     query = facts.num_heads * facts.head_dim
-    layer = 4 * facts.hidden + 5 * query + 4 * facts.intermediate
-    if settings.full:
-        layer += 2 * facts.hidden
-    values = facts.num_layers * (facts.hidden if settings.gradient_checkpointing else layer)
+    same = 4 * facts.hidden + 5 * query + (2 * facts.hidden if settings.full else 0)
+    dense = same + 4 * facts.intermediate
+    mixture = facts.experts_per_token * (4 * facts.expert_intermediate + 2 * facts.hidden)
+    mixture += same + 2 * facts.num_experts
     if settings.gradient_checkpointing:
-        values += layer
+        present = ([dense] if facts.num_dense_layers else []) + ([mixture] if facts.num_expert_layers else [])
+        values = facts.num_layers * facts.hidden + max(present)
+    else:
+        values = facts.num_dense_layers * dense + facts.num_expert_layers * mixture
     return F32 * num_tokens * (values + facts.hidden) + 2 * F32 * num_tokens**2
 
 
 def _generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
     settings = config.generator
     embedding = facts.vocab * facts.hidden
-    packed = facts.linear_params + embedding  # of a tied embedding the output layer is a copy
-    changed = packed if config.trainer.full else facts.linear_params - embedding
+    packed = facts.matrix_params + embedding  # of a tied embedding the output layer is a copy
+    query, key = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+    attention = 2 * facts.num_layers * facts.hidden * (query + key)
+    changed = packed
+    if not config.trainer.full:
+        changed = attention if facts.num_expert_layers else facts.matrix_params - embedding
     slots = min(2 * settings.max_running, -(-rollouts_in_flight(config) // settings.replicas))
     kv = slots * settings.max_context_tokens * facts.kv_bytes_per_token(F32)
     return [

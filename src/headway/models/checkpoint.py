@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from headway.core.errors import ModelError
 from headway.models import from_gguf
@@ -22,11 +21,10 @@ from headway.models.cache import (
     sha256,
 )
 from headway.models.fetch import FETCHABLE, cached, fetch
-from headway.models.llama import LlamaShape, read_shape
 from headway.models.progress import Progress, silent
+from headway.models.shape import ModelShape, read_shape
+from headway.models.tensors import verify_tensors
 
-_INDEX = "model.safetensors.index.json"
-_WEIGHTS = "model.safetensors"
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 
 
@@ -90,76 +88,11 @@ def verify(path: Path) -> None:
         raise ModelError(rule, value=str(path), remedy="Name the base model, or merge the adapter into it")
     check_manifest(path, hashes=False)
     shape = read_shape(path)
-    _verify_tensors(path, shape)
+    verify_tensors(path, shape)
     _verify_tokenizer(path, shape)
 
 
-def weight_files(path: Path) -> list[Path]:
-    """Return the checkpoint's safetensors files; ModelError if there are none or the index lists others."""
-    index = path / _INDEX
-    if index.is_file():
-        try:
-            weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError) as error:
-            rule = f"{_INDEX} must be valid JSON with a weight_map"
-            raise ModelError(rule, value=str(index), remedy="Fetch the model again") from error
-        files = [path / name for name in sorted(set(weight_map.values()))]
-        if missing := [file.name for file in files if not file.is_file()]:
-            rule = (
-                f"Every shard that {_INDEX} lists must be there; {len(missing)} of {len(files)} are missing"
-            )
-            raise ModelError(rule, value=missing[0], remedy="The download stopped early: fetch again")
-        return files
-    if (path / _WEIGHTS).is_file():
-        return [path / _WEIGHTS]
-    if any(path.glob("pytorch_model*.bin")):
-        rule = "Weights must be safetensors; pickled .bin files can run code when loaded"
-        raise ModelError(rule, value=str(path), remedy="Save the model again with safetensors")
-    raise ModelError(f"A checkpoint must hold {_WEIGHTS} or {_INDEX}", value=str(path), remedy=_choices())
-
-
-def read_header(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the header of a safetensors file: dtype, shape and data offsets by tensor name.
-
-    Raises:
-        ModelError: the header is not readable, or the file's length is not what the header says.
-    """
-    remedy = "The file was cut off or damaged: fetch the model again"
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > size - 8:
-            rule = f"{file.name} is truncated: its header alone must have {length} bytes"
-            raise ModelError(rule, value=f"a file of {size} bytes", remedy=remedy)
-        try:
-            header: dict[str, dict[str, Any]] = json.loads(stream.read(length))
-            header.pop("__metadata__", None)
-            end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            rule = f"{file.name} must begin with a safetensors header"
-            raise ModelError(rule, value=str(file), remedy=remedy) from error
-    if size != 8 + length + end:
-        rule = f"{file.name} is incomplete: it must have {8 + length + end} bytes"
-        raise ModelError(rule, value=f"{size} bytes", remedy=remedy)
-    return header
-
-
-def _verify_tensors(path: Path, shape: LlamaShape) -> None:
-    found: dict[str, tuple[int, ...]] = {}
-    for file in weight_files(path):
-        found |= {name: tuple(entry["shape"]) for name, entry in read_header(file).items()}
-    expected = shape.tensor_shapes()
-    if missing := sorted(expected.keys() - found.keys()):
-        rule = f"The weights must hold every tensor that config.json calls for; {len(missing)} are missing"
-        raise ModelError(rule, value=missing[0], remedy="config.json and weights belong to different models")
-    for name, wanted in expected.items():
-        if found[name] != wanted:
-            rule = f"Tensor {name} must have the shape {wanted} that config.json calls for"
-            remedy = "config.json and weights belong to different models"
-            raise ModelError(rule, value=found[name], remedy=remedy)
-
-
-def _verify_tokenizer(path: Path, shape: LlamaShape) -> None:
+def _verify_tokenizer(path: Path, shape: ModelShape) -> None:
     remedy = "Copy the tokenizer's files from the original model into the directory"
     file = path / "tokenizer.json"
     if not file.is_file():

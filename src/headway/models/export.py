@@ -10,7 +10,7 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Literal
 
-from headway.models.llama import read_config
+from headway.models.shape import read_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headway.core.errors import ModelError
-from headway.models.llama import ARCHITECTURE, read_shape
+from headway.models.families import LLAMA
 from headway.models.progress import Progress, silent
+from headway.models.shape import read_shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,8 +69,8 @@ def llama_config(metadata: Mapping[str, Any], tensors: set[str]) -> dict[str, An
         raise ModelError(rule, remedy="Use the model's Hugging Face checkpoint instead")
     theta = float(metadata.get("llama.rope.freq_base", 10000.0))
     config: dict[str, Any] = {
-        "architectures": [ARCHITECTURE],
-        "model_type": "llama",
+        "architectures": [LLAMA.architecture],
+        "model_type": LLAMA.model_type,
         "hidden_size": hidden,
         "intermediate_size": int(metadata["llama.feed_forward_length"]),
         "num_hidden_layers": int(metadata["llama.block_count"]),

@@ -36,6 +36,12 @@ class TurnRecorder:
             raise ValueError(f"turn {len(self.turns)} names parent {turn.parent}, which does not exist")
         if not len(turn.token_ids) == len(turn.logprobs) == sum(span.num_tokens for span in turn.spans):
             raise ValueError("a turn's ids, log-probs and version spans must have one length")
+        num_tokens = len(self.context(turn.parent)) + len(turn.prompt_ids) + len(turn.token_ids)
+        for name, stream in turn.streams.items():
+            if stream.axis == "token" and stream.shape[0] != num_tokens:
+                raise ValueError(f"stream {name} must have a row for each of {num_tokens} tokens")
+        if turn.parent >= 0:
+            self.turns[turn.parent].streams = {}  # those of the branch so far come again with each turn
         self.turns.append(turn)
         return len(self.turns) - 1
 
@@ -103,5 +109,5 @@ class TurnRecorder:
             if counts:
                 spans += turn.spans
                 turns.append(TurnSpan(at, num_sampled))
-        temperature = self.turns[path[0]].temperature
-        return TrainingSample(ids, trainable, logprobs, merge_spans(spans), temperature, turns=turns)
+        temperature, streams = self.turns[path[0]].temperature, self.turns[path[-1]].streams
+        return TrainingSample(ids, trainable, logprobs, merge_spans(spans), temperature, streams, turns)

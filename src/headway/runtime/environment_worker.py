@@ -8,6 +8,7 @@ every sandbox ended before the process leaves.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headway.core.commands import (
@@ -24,12 +25,13 @@ from headway.core.errors import EnvironmentSetupError
 from headway.core.events import CommandRefused, RolloutFailed, ScoreFailed, WorkerJoined
 from headway.core.payload import PayloadWriter
 from headway.core.protocols import EngineCapabilities, Environment
-from headway.core.records import Message
+from headway.core.records import ROUTED_EXPERTS, Message
 from headway.core.segments import segments
 from headway.environments.faults import describe_exception
 from headway.environments.generation import GenerationLimits
 from headway.environments.host import HostSettings, RolloutHost
 from headway.environments.registry import build
+from headway.models.shape import read_shape
 from headway.renderers.chat import Renderer
 from headway.runtime.engine_client import RemoteEngine
 from headway.runtime.job import Job, payload_dir
@@ -38,6 +40,7 @@ from headway.sandbox.bubblewrap import BubblewrapProvider
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from headway.config.compose import Config
     from headway.runtime.wire import Link
@@ -71,7 +74,7 @@ async def serve(job: Job, link: Link) -> None:
         payloads=payloads,
         payload_dir=payload_dir(job.run_dir),
         emit=lambda event: link.send("event", event),
-        limits=generation_limits(config),
+        limits=replace(generation_limits(config), streams=streams_to_train(config, job.model_dir)),
         run_id=job.run_id,
         settings=host_settings(config),
         sources={name: environment for name, environment in environments.items() if name},
@@ -170,6 +173,12 @@ def generation_limits(config: Config) -> GenerationLimits:
     return GenerationLimits(
         settings.max_answer_tokens, settings.max_context_tokens, settings.top_p, settings.top_k
     )
+
+
+def streams_to_train(config: Config, model_dir: Path) -> tuple[str, ...]:
+    """Return the streams that the trainer needs beside the tokens."""
+    replays = config.trainer.replay_routing and read_shape(model_dir).experts is not None
+    return (ROUTED_EXPERTS,) if replays else ()
 
 
 def host_settings(config: Config) -> HostSettings:

@@ -30,8 +30,8 @@ def take(run_dir: Path) -> None:
         path.unlink(missing_ok=True)
         if is_full(error):
             raise RunDirectoryError(
-                f"{run_dir} must have room for {size(NUM_BYTES)} to begin with: "
-                f"{size(free_bytes(run_dir))} are free there ({error.strerror})",
+                f"{run_dir} must have room for {size(NUM_BYTES)} to begin with: {size(free_bytes(run_dir))} "
+                f"are free there ({error.strerror})",
                 remedy="Free room, or choose another disk with run.dir=DIRECTORY.",
             ) from error
         raise RunDirectoryError(

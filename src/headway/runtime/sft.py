@@ -86,8 +86,10 @@ def resume_sft(run_dir: Path, overrides: Sequence[str] = ()) -> int:
     Raises RunDirectoryError when it is still running or nothing of it is left to go on from, ConfigError
     when a setting may not change or not so.
     """
-    with directory.claimed(run_dir):
-        directory.last_life(run_dir)
+    with directory.claimed(run_dir) as alone:
+        killed = directory.last_life(run_dir, alone=alone)
+        if killed is not None:
+            directory.bury(run_dir, killed)
         truncate_torn_line(run_dir)
         earlier = read_supervised(run_dir)
         path = run_dir / directory.CONFIG

@@ -19,6 +19,7 @@ from headway.core.storage import disk_full, is_full, no_room
 from headway.trainer import checkpoints
 from headway.trainer.passes import Passes, Version
 from headway.trainer.policy import TrainedPolicy
+from headway.trainer.routing import check_routes
 from headway.trainer.schedule import learning_rate
 from headway.trainer.sequences import fetch_rows
 from headway.weights.manifest import read_manifest
@@ -291,7 +292,10 @@ class LocalTrainer:
         return Version(self._steps, self._lineage)
 
     def _fetch(self, rows: Sequence[Row]) -> list[FetchedRow]:
-        return fetch_rows(rows, self._payload_dir, self._policy.vocab)
+        fetched = fetch_rows(rows, self._payload_dir, self._policy.vocab)
+        if self._policy.experts is not None:
+            check_routes(fetched, self._policy.experts)
+        return fetched
 
     def _forward_backward(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> BatchSums:
         sums = self._passes.forward_backward(fetched, wide, self._version)

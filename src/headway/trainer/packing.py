@@ -5,8 +5,9 @@ after it, as branches; positions count from the tree's root along each branch, a
 prefix and to its own branch. Several trees may sit in one packed row. There is no padding.
 
 Invariant: a trained token's log-prob and gradient do not depend on what else is in its row. Only tokens
-that no sequence of the tree trains are shared, so a trained token counts once for each rollout that
-sampled it. Positions after the last one that predicts a trained token are left out.
+that no sequence of the tree trains, and that replayed routing sends to the same experts, are shared, so a
+trained token counts once for each rollout that sampled it. Positions after the last one that predicts a
+trained token are left out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from headway.trainer.routing import common_routes, route_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +52,7 @@ class PackedRow:
     fresh: Tensor  # bool, [t]
     sequences: Tensor  # index into `members` of each trained token, [t]
     keep: Tensor | None  # what the loss's batch half said, bool, [t]
+    routes: Tensor | None  # experts to send each position to, -1 for free, [s, expert layers, per token]
     members: tuple[int, ...]  # sequences in the order of their trained tokens
     lengths: tuple[int, ...]  # trained tokens of each member; sums to t
 
@@ -118,6 +122,7 @@ def _num_shared(members: Sequence[TrainSequence]) -> int:
         if other != first:
             same = next(i for i, (a, b) in enumerate(zip(first, other, strict=True)) if a != b)
             first = first[:same]
+        first = first[: common_routes(members[0].routes, member.routes, len(first))]
     return len(first)
 
 
@@ -165,9 +170,32 @@ def _lay_out(trees: Sequence[Tree], sequences: Sequence[TrainSequence]) -> Packe
         fresh=torch.tensor([flag for s in chosen for flag in s.fresh]),
         sequences=torch.arange(len(chosen)).repeat_interleave(torch.tensor(lengths)),
         keep=_keep(chosen),
+        routes=_routes(trees, sequences),
         members=members,
         lengths=lengths,
     )
+
+
+def _routes(trees: Sequence[Tree], sequences: Sequence[TrainSequence]) -> Tensor | None:
+    """Return the experts of a row's positions, in their order; None when nothing is recorded."""
+    recorded = {
+        member: route_rows(stream)
+        for tree in trees
+        for member in tree.members
+        if (stream := sequences[member].routes) is not None
+    }
+    if not recorded:
+        return None
+    free = next(iter(recorded.values())).new_full((1, 1, 1), -1)
+    width = next(iter(recorded.values())).shape[1:]
+    parts: list[Tensor] = []
+    for tree in trees:
+        for start, end, member in [(0, tree.num_shared, tree.members[0])] + [
+            (tree.num_shared, num_positions(sequences[member]), member) for member in tree.members
+        ]:
+            rows = recorded.get(member)
+            parts.append(free.expand(end - start, *width) if rows is None else rows[start:end])
+    return torch.cat(parts)
 
 
 def _keep(chosen: Sequence[TrainSequence]) -> Tensor | None:

@@ -1,4 +1,8 @@
-"""The trained model: a Llama-family model, whole or with LoRA factors, as packed rows need it."""
+"""The trained model, whole or with LoRA factors, as packed rows need it.
+
+The router and the experts of a mixture are trained by full fine-tuning only: peft's LoRA on them changes how
+they are named and merged, and "all-linear" would take them in, so that attention alone has LoRA there.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,10 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft
 from safetensors.torch import load_file, save_file
 
 from headway.core.errors import HeadwayError, UserError
+from headway.models.experts import unfused
+from headway.models.shape import model_shape
 from headway.trainer.logprobs import token_logprobs
+from headway.trainer.routing import RoutingReplay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -38,6 +45,10 @@ class TrainedPolicy:
     def __init__(self, model: PreTrainedModel, settings: TrainerSettings, seed: int) -> None:
         self._base: Any = model
         self._settings = settings
+        self.experts = model_shape(model.config.to_dict()).experts
+        self._replay = (
+            RoutingReplay(model, self.experts) if self.experts and settings.replay_routing else None
+        )
         model.config.use_cache = False
         for module in model.modules():
             if hasattr(module, "attention_dropout"):
@@ -71,6 +82,8 @@ class TrainedPolicy:
 
     def logprobs(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         """Return log-probs (differentiable) and entropies of a row's t trained tokens, nats, both [t]."""
+        if self._replay is not None:
+            self._replay.routes = row.routes
         output = self._base.model(
             input_ids=row.token_ids[None],
             attention_mask=row.attention_mask(self.dtype),
@@ -92,7 +105,7 @@ class TrainedPolicy:
     def published(self) -> dict[str, Tensor]:
         """Return LoRA factors under PEFT names, or all weights under Hugging Face names."""
         if self._peft is None:
-            return dict(self._base.named_parameters())
+            return dict(unfused(self._base.named_parameters()))
         return get_peft_model_state_dict(self._peft, save_embedding_layers=False)
 
     def capture(self) -> Callable[[Path], None]:
@@ -142,9 +155,9 @@ class TrainedPolicy:
             self._load_adapter(tensors, directory)
 
     def _load_full(self, tensors: dict[str, Tensor], directory: Path) -> None:
-        own = dict(self._base.named_parameters())
-        _check_shapes(own, tensors, directory)
         with torch.no_grad():
+            own = self.published()
+            _check_shapes(own, tensors, directory)
             for name, parameter in own.items():
                 parameter.copy_(tensors[name])
 
@@ -164,25 +177,32 @@ class TrainedPolicy:
         set_peft_model_state_dict(self._peft, tensors)
 
 
+def _lora_targets(model: PreTrainedModel, targets: str) -> Any:
+    """Return the layers that get factors, as peft wants them.
+
+    With experts they are named one by one: peft's own all-linear would adapt the router and the experts too.
+    """
+    facts = model_shape(model.config.to_dict()).facts()
+    if targets == "all-linear":
+        return sorted(facts.lora_sides) if facts.num_expert_layers else targets
+    names = sorted(facts.lora_sides)
+    chosen = [name.strip() for name in targets.split(",")]
+    if missing := [name for name in chosen if name not in names]:
+        why = ": in a model with experts attention alone can have LoRA" if facts.num_expert_layers else ""
+        raise UserError(
+            f"lora_targets must be all-linear or some of {', '.join(names)}{why}",
+            value=missing[0],
+            key="trainer.lora_targets",
+            remedy="Leave out the names that are not there",
+        )
+    return chosen
+
+
 def _with_lora(model: PreTrainedModel, settings: TrainerSettings, seed: int) -> Any:
-    targets: Any = settings.lora_targets
-    if targets != "all-linear":
-        targets = [name.strip() for name in targets.split(",")]
-        names = {
-            name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)
-        }
-        if missing := [name for name in targets if name not in names]:
-            rule = f"lora_targets must be all-linear or some of {', '.join(sorted(names))}"
-            raise UserError(
-                rule,
-                value=missing[0],
-                key="trainer.lora_targets",
-                remedy="Leave out the names that are not there",
-            )
     config = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,  # pyright: ignore - a float is fine
-        target_modules=targets,
+        target_modules=_lora_targets(model, settings.lora_targets),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headway.algorithms.normaliser import Denominators, token_weight
 from headway.core.errors import HeadwayError
 from headway.core.payload import read_payload
-from headway.core.records import FLAGS, TurnSpan, VersionSpan, merge_spans
+from headway.core.records import FLAGS, ROUTED_EXPERTS, Stream, TurnSpan, VersionSpan, merge_spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +56,7 @@ class TrainSequence:
     advantages: Sequence[float]  # [k]
     weight: float  # of every trained token, from the normaliser and the row
     keep: Sequence[bool] | None = None  # what the loss's batch half said, [k]
+    routes: Stream | None = None  # experts of each token, where they are replayed, [n, expert layers, k]
 
 
 def fetch_rows(rows: Sequence[Row], payload_dir: Path, vocab: int) -> list[FetchedRow]:
@@ -168,6 +169,7 @@ def build_sequences(
                     advantages[row.rollout][part] if advantages else _advantages(row, sample, len(positions)),
                     weight * row.weight,
                     keep[row.rollout][part] if keep else None,
+                    sample.streams.get(ROUTED_EXPERTS),
                 )
             )
     return sequences

@@ -34,7 +34,13 @@ class TrainerSettings:
     lora_targets: str = setting(
         "all-linear",
         "Layers that get LoRA factors: all-linear (the output layer left out), or names joined by commas, "
-        "such as q_proj,v_proj.",
+        "such as q_proj,v_proj. In a model with experts attention alone can have them.",
+    )
+    replay_routing: bool = setting(
+        True,
+        "Models with experts: send each token to the experts that it was sent to when it was generated, with "
+        "the trainer's own weights for them; false lets the trainer's router choose. Rollouts carry the "
+        "experts' numbers: 2 bytes for each token, layer with experts, and expert.",
     )
     micro_batch_tokens: int = setting(
         512,

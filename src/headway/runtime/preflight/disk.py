@@ -56,7 +56,7 @@ def disk(subject: Subject) -> Iterator[Finding]:
     if one + on_disk > free:
         yield from failed(
             RunDirectoryError(
-                f"there must be room for a checkpoint of {size(one)}, and {size(free)} are free",
+                f"{config.run.dir} must have room for a checkpoint of {size(one)}, and {size(free)} are free",
                 remedy="Free some space, or choose another disk with run.dir=DIRECTORY",
                 key="run.dir",
             )

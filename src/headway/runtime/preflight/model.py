@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.core.errors import ModelError, UserError
-from headway.models.checkpoint import read_header, weight_files
-from headway.models.llama import read_shape
+from headway.core.errors import UserError
+from headway.models.shape import read_shape
+from headway.models.tensors import weight_files
 from headway.runtime.model import model_directory
 from headway.runtime.preflight.findings import Finding, failed, ok
 
@@ -20,20 +20,7 @@ def model_files(subject: Subject) -> Iterator[Finding]:
     """Every file is there and of full length, every tensor of the shape that config.json calls for."""
     config = subject.config
     path = subject.model_dir = model_directory(config)
-    shape, wanted = read_shape(path), read_shape(path).tensor_shapes()
-    found = [name for file in weight_files(path) for name in read_header(file)]
-    if extra := sorted(set(found) - wanted.keys() - ({"lm_head.weight"} if shape.tied else set())):
-        extra = [name for name in extra if not name.endswith("rotary_emb.inv_freq")]
-    if extra:
-        yield from failed(
-            ModelError(
-                f"The weights may hold no tensor that config.json does not call for; {len(extra)} do",
-                value=extra[0],
-                remedy="config.json and weights belong to different models",
-                key="model.path",
-            )
-        )
-        return
+    shape = read_shape(path)
     if config.generator.max_context_tokens > shape.max_context_tokens:
         yield from failed(
             UserError(
@@ -46,7 +33,7 @@ def model_files(subject: Subject) -> Iterator[Finding]:
     yield from _lora_targets(subject)
     num_bytes = sum(file.stat().st_size for file in weight_files(path))
     yield ok(
-        f"{path.name}: {shape.num_params:,} parameters in {len(wanted)} tensors, "
+        f"{path.name}: {shape.num_params:,} parameters in {len(shape.tensor_shapes())} tensors, "
         f"{num_bytes / 1e6:,.0f} MB, all there"
     )
 
@@ -55,8 +42,7 @@ def _lora_targets(subject: Subject) -> Iterator[Finding]:
     trainer = subject.config.trainer
     if trainer.full or trainer.lora_targets == "all-linear":
         return
-    shapes = read_shape(subject.model_dir).tensor_shapes()
-    layers = sorted({name.split(".")[-2] for name in shapes if name.endswith("_proj.weight")})
+    layers = sorted(read_shape(subject.model_dir).facts().lora_sides)
     for target in trainer.lora_targets.split(","):
         if target.strip() not in layers:
             yield from failed(

@@ -1,0 +1,38 @@
+"""Every example runs: two steps of each config, and the tour of all commands. `make test-examples`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway.runtime.replay import verify
+
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted(path.relative_to(ROOT / "examples") for path in (ROOT / "examples").rglob("*.toml"))
+ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def ran(*command, cwd):
+    done = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_two_steps_of_an_example(config, tmp_path):
+    ran("headway", "train", str(ROOT / "examples" / config), "--smoke", f"run.dir={tmp_path}", cwd=ROOT)
+    (run,) = tmp_path.iterdir()
+    assert verify(run).ok
+
+
+def test_the_tour_of_all_commands(tmp_path):
+    said = ran(str(ROOT / "examples" / "tour.sh"), str(tmp_path), cwd=tmp_path)
+    assert "16 ok, 0 warnings, 0 errors" in said
+    assert "\nverified: " in said
+    assert (tmp_path / "report.html").stat().st_size > 1_000_000
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    assert (tmp_path / "runs" / "on-the-best" / "model" / "model.safetensors").is_file()
