@@ -232,3 +232,12 @@ def test_streams_that_are_closed_lead_nowhere(tmp_path):
     done = subprocess.run(["sh", "-c", script], cwd=tmp_path, timeout=60)
     assert done.returncode == 0
     assert (tmp_path / "file").read_text() == "True"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_lead_nowhere(tmp_path, closed):
+    command = f'"{sys.executable}" -m headway env list {closed}; echo $? >code; '
+    command += f'"{sys.executable}" -m headway check nope.toml {closed}; echo $? >>code'
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert (tmp_path / "code").read_text().split() == ["0", "2"]

@@ -221,3 +221,16 @@ def test_a_band_that_no_group_can_be_in():
         "dropped (got 0.3). Widen the band, or use larger groups"
     ]
     load_config(None, [*BASE, *narrow, "queue.group_size=8"])
+
+
+def test_a_temperature_that_no_logit_can_be_divided_by():
+    for key in ("generator.temperature", "eval.temperature"):
+        (problem,) = problems(*BASE, f"{key}=1e-300")
+        assert problem.startswith(f"{key}: must be 0, or at least 0.001 (got 1e-300). Use 0 ")
+
+
+def test_numbers_of_rollouts_that_no_memory_holds():
+    assert problems(*BASE, "eval.rollouts_per_task=1000000000", "queue.group_size=20000") == [
+        "queue.group_size: must be at least 1 and at most 10000 (got 20000)",
+        "eval.rollouts_per_task: must be at least 1 and at most 10000 (got 1000000000)",
+    ]

@@ -216,3 +216,11 @@ def test_the_device(checkpoint, tmp_path, monkeypatch, script, level, text):
         (folder / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
     assert text in only(found(subject(checkpoint), "device"), level).text
+
+
+def test_a_supervised_run_in_the_place_of_its_model_is_told_apart(checkpoint, tmp_path):
+    run = tmp_path / "sft-run"
+    run.mkdir()
+    (run / "model").symlink_to(checkpoint)
+    finding = only(found(subject(run), "model"), "error")
+    assert finding.remedy == f"Did you mean {run / 'model'}?"

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return 130
     except Exception as error:
-        if isinstance(error, OSError) and not can_print():
+        if isinstance(error, OSError) and error.filename is None and not can_print():
             click.echo(f"error: standard output cannot be written: {error.strerror}", err=True)
             return 2
         if isinstance(error, DiskFullError):
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         user_errors = _user_errors(error)
         if not user_errors and _is_full_disk(error):
             said = f"no room on the disk: {error.strerror}" if isinstance(error, OSError) else str(error)
-            click.echo(f"error: {said}", err=True)
+            click.echo(visible(f"error: {said}"), err=True)
             for note in getattr(error, "__notes__", ()):
                 click.echo(note, err=True)
             return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from contextlib import contextmanager
@@ -27,10 +28,14 @@ def standard_streams() -> None:
 def can_print() -> bool:
     """Say whether what waits to be printed can be; if not, it is dropped."""
     try:
+        handle = sys.stdout.fileno()
+    except io.UnsupportedOperation:  # it is no file
+        return True
+    try:
         sys.stdout.flush()
-        os.write(sys.stdout.fileno(), b"\n")  # in a stream without buffer nothing waits any more
+        os.write(handle, b"\n")  # in a stream without buffer nothing waits any more
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to complain at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), handle)  # nothing is left to complain at exit
         return False
     return True
 

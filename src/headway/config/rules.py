@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headway.config.compose import Config
 
 
+LOWEST_TEMPERATURE = 0.001
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "maxrl", "magistral", "reinforce_pp_baseline")
 
 
@@ -35,6 +36,19 @@ def group_estimator_needs_a_group(config: Config) -> Iterator[Clash]:
     for name, source in config.source.items():
         if source.group_size == 1:
             yield Clash((f"source.{name}.group_size", "algorithm.advantage"), rule, "Use 8, or 0")
+
+
+def a_temperature_can_be_divided_by(config: Config) -> Iterator[Clash]:
+    """Logits over a tiny temperature are not finite."""
+    temperatures = {
+        "generator.temperature": config.generator.temperature,
+        "eval.temperature": config.eval.temperature,
+    }
+    for key, temperature in temperatures.items():
+        if 0 < temperature < LOWEST_TEMPERATURE:
+            yield Clash(
+                (key,), f"must be 0, or at least {LOWEST_TEMPERATURE}", "Use 0 for the likeliest token"
+            )
 
 
 def leftovers_stay_within_the_bound(config: Config) -> Iterator[Clash]:
@@ -145,6 +159,7 @@ def a_group_can_be_kept(config: Config) -> Iterator[Clash]:
 
 
 RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
+    a_temperature_can_be_divided_by,
     environment_takes_its_arguments,
     environment_has_the_levels,
     rewards_of_turns_exist,

@@ -20,7 +20,7 @@ class SourceSettings:
     )
     args: dict[str, Any] = setting(dict, "The environment's own settings; it checks them itself.")
     weight: float = setting(1.0, "Share of the train groups, by the sum of all weights.", ge=0)
-    group_size: int = setting(0, "Rollouts per task; 0 for queue.group_size.", ge=0)
+    group_size: int = setting(0, "Rollouts per task; 0 for queue.group_size.", ge=0, le=10_000)
     levels: tuple[int, ...] = setting(
         (), "Levels that the curriculum chooses from; empty for curriculum.levels."
     )

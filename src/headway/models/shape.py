@@ -129,6 +129,9 @@ def read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.is_file():
         rule = "A checkpoint directory must hold config.json"
+        inner = path / "model"  # of a supervised run
+        if (inner / "config.json").is_file():
+            raise ModelError(rule, value=str(path), remedy=f"Did you mean {inner}?")
         raise ModelError(rule, value=str(path), remedy="Name a directory that save_pretrained wrote")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -25,9 +25,14 @@ from headway.queue.watch import GuardSettings
 class QueueSettings:
     """Section [queue]: how rollouts are admitted, grouped, accepted and released."""
 
-    group_size: int = setting(8, "Rollouts per task; their rewards are compared with one another.", ge=1)
+    group_size: int = setting(
+        8, "Rollouts per task; their rewards are compared with one another.", ge=1, le=10_000
+    )
     group_size_by_level: dict[str, int] = setting(
-        dict, "Other group sizes for tasks of some levels, such as { 3 = 16 }. A batch counts groups.", ge=1
+        dict,
+        "Other group sizes for tasks of some levels, such as { 3 = 16 }. A batch counts groups.",
+        ge=1,
+        le=10_000,
     )
     batch_size: int = setting(32, "Rollouts per optimizer step; a multiple of group_size.", ge=1)
     bound: int = setting(
@@ -125,7 +130,9 @@ class QueueSettings:
 class EvalSettings:
     """Section [eval]: evaluation on held-out tasks. An evaluation measures exactly one policy version."""
 
-    num_tasks: int = setting(64, "Held-out tasks per evaluation; 0 switches evaluation off.", ge=0)
+    num_tasks: int = setting(
+        64, "Held-out tasks per evaluation; 0 switches evaluation off.", ge=0, le=1_000_000
+    )
     every_steps: int = setting(
         0, "Evaluate each time this many steps are done; 0 for never in between.", ge=0
     )
@@ -133,7 +140,10 @@ class EvalSettings:
     at_end: bool = setting(True, "Evaluate after the last step.")
     temperature: float = setting(0.0, "Sampling temperature of evaluation; 0 is greedy.", ge=0)
     rollouts_per_task: int = setting(
-        1, "Rollouts of each task: pass@1 is their mean, pass@n whether one of the n solved it.", ge=1
+        1,
+        "Rollouts of each task: pass@1 is their mean, pass@n whether one of the n solved it.",
+        ge=1,
+        le=10_000,
     )
     max_share: float = setting(
         1.0,

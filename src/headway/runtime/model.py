@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def model_directory(config: Config | SftConfig) -> Path:
     """Return the checkpoint of `model.path`, verified.
 
-    Raises ModelError when it is missing, incomplete or of an unknown family, UserError when it cannot be
+    Raises ModelError when it is missing, incomplete or of an unknown family, UserError when it may not be
     read.
     """
     try:

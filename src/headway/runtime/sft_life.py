@@ -77,7 +77,8 @@ def live_sft(prepared: SftPrepared) -> int:
     A full disk is told in one line. Raises HeadwayError for a fault. Either way the run can be resumed.
     """
     run_dir = prepared.run_dir
-    directory.begin_life(run_dir, directory.LifeRecord(os.getpid(), run_dir.name, "", directory.this_host()))
+    record = directory.LifeRecord(os.getpid(), run_dir.name, "", directory.this_host())
+    directory.begin_life(run_dir, record)
     with contextlib.ExitStack() as ending:  # from the last to the first, whatever one of them raises
         ending.callback(directory.end_life, run_dir)
         ending.callback(_write_summary, prepared)

@@ -69,10 +69,11 @@ def read_checkpoint(path: Path, *, hashes: bool = False) -> dict[str, Any]:
         raise HeadwayError(f"checkpoint {path} must have format {FORMAT}", value=found)
     for name, facts in files.items():
         file, num_bytes = path / name, facts["num_bytes"]
-        size = file.stat().st_size if file.is_file() else -1
+        size = file.stat().st_size if file.is_file() else None
         if size != num_bytes:
             raise HeadwayError(
-                f"checkpoint {path} is incomplete: {name} must have {num_bytes} bytes", value=size
+                f"checkpoint {path} is incomplete: {name} must have {num_bytes} bytes",
+                value="no such file" if size is None else size,
             )
         if hashes and _sha256(file) != facts["sha256"]:
             raise HeadwayError(f"checkpoint {path} is damaged: the SHA-256 of {name} is not the record's")
