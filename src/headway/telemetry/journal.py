@@ -100,9 +100,9 @@ def journal_path(path: Path) -> Path:
             raise RunDirectoryError(
                 f"the journal {file} is not a file", remedy="Put the run's journal there, from a copy."
             )
-        where = path.parent if path.name == JOURNAL_NAME else path
+        path = path.parent if path.name == JOURNAL_NAME else path
         raise RunDirectoryError(
-            f"{where} is not a run directory: it has no {JOURNAL_NAME}",
+            f"{path} is not a run directory: it has no {JOURNAL_NAME}",
             remedy="Give the directory that `headway train` printed first.",
         )
     return file
