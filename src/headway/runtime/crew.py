@@ -27,8 +27,8 @@ from headway.runtime.wire import Link, socket_pair
 
 _LOG_TAIL_BYTES = 2000
 _BY_ROLE = {
-    # torch and oneDNN each keep 1024 compiled multiplications, some 0.6 MiB apiece; decoding has one for every
-    # matrix and number of rows. A step needs about ten of them, and one is compiled in 0.3 ms.
+    # torch and oneDNN each keep 1024 compiled multiplications, some 0.6 MiB apiece; decoding has one for
+    # every matrix and number of rows. A step needs about ten of them, and one is compiled in 0.3 ms.
     "generator": {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"},
 }
 
