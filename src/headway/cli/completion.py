@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from headway.cli.output import until_nobody_reads
+
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -28,5 +30,6 @@ def command(shell: str) -> int:
     kind = get_completion_class(shell)
     if kind is None:  # a choice that click itself does not know
         raise click.UsageError(f"There is no completion for {shell}.")
-    click.echo(kind(cli, {}, "headway", "_HEADWAY_COMPLETE").source())
+    with until_nobody_reads():
+        click.echo(kind(cli, {}, "headway", "_HEADWAY_COMPLETE").source())
     return 0

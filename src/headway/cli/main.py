@@ -14,7 +14,8 @@ import click
 from headway import __version__
 from headway.cli.lazy import LazyGroup
 from headway.cli.output import can_print, standard_streams
-from headway.core.errors import ConfigError, DiskFullError, UserError
+from headway.core.errors import ConfigError, DiskFullError, HeadwayError, UserError
+from headway.core.hooks import place_of_users
 from headway.core.storage import is_full, refused
 from headway.telemetry.visible import visible
 
@@ -91,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         if not user_errors:
             click.echo(visible("".join(traceback.format_exception(error))), nl=False, err=True)
+            if not isinstance(error, HeadwayError) and (place := place_of_users(error)):
+                click.echo(visible(f"error: {type(error).__name__}: {error}, raised at {place}"), err=True)
             return 1
         for user_error in user_errors:
             click.echo(visible(f"error: {user_error}"), err=True)

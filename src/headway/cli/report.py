@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headway.cli.arguments import check_run, naming, run_argument
+from headway.cli.output import until_nobody_reads
 from headway.core.errors import RunDirectoryError
 from headway.telemetry.supervised import is_supervised, read_supervised
 
@@ -60,7 +61,7 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
     check_run(run)
     if as_json and (page is not None or events is not None):
         raise click.UsageError("Give --json alone: with --html or --tensorboard nothing else is printed.")
-    with naming(run):
+    with naming(run), until_nobody_reads():
         if page is not None:
             _write_page(run, page)
         if events is not None:
@@ -175,7 +176,7 @@ def _supervised(run: Path, as_json: bool, files: bool) -> int:
             value=str(run),
             remedy="Leave them out: its report is text, and --json is all of it",
         )
-    with naming(run):
+    with naming(run), until_nobody_reads():
         found = read_supervised(run)
         click.echo(supervised_json(found) if as_json else supervised_text(found), nl=as_json)
     return 0

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -94,7 +95,7 @@ def live(prepared: Prepared) -> int:
 
 def _live(prepared: Prepared) -> int:
     calm_collector()
-    run_dir = prepared.run_dir
+    run_dir, run = prepared.run_dir, shlex.quote(str(prepared.run_dir))
     record = directory.LifeRecord(
         os.getpid(), prepared.run_id, str(_weights_dir(prepared)), directory.this_host()
     )
@@ -108,7 +109,7 @@ def _live(prepared: Prepared) -> int:
             Path(record.weights_dir).mkdir(mode=0o700, exist_ok=True)
             finish, death = asyncio.run(_Life(prepared, Path(record.weights_dir)).run())
         except (KeyboardInterrupt, asyncio.CancelledError):
-            prepared.say(f"stopped at once; `headway resume {run_dir}` goes on from the last checkpoint")
+            prepared.say(f"stopped at once; `headway resume {run}` goes on from the last checkpoint")
             return EXIT_INTERRUPTED
         except (DiskFullError, BaseExceptionGroup) as error:  # no room to journal how it ended
             if not isinstance(first_of(error), DiskFullError):
@@ -116,9 +117,10 @@ def _live(prepared: Prepared) -> int:
             prepared.say(f"error: {first_of(error)}")
             return EXIT_FAILED
     if finish.failed:
-        prepared.say(
-            f"the run stays in {run_dir}; `headway resume {run_dir}` goes on from its last checkpoint"
-        )
+        goes_on = "it has no checkpoint"
+        if prepared.metrics.checkpoints:
+            goes_on = f"`headway resume {run}` goes on from its last checkpoint"
+        prepared.say(f"the run stays in {run_dir}; {goes_on}")
         if death is not None and death.cause in finish.message:
             raise _original(death)
         prepared.say(f"error: {finish.message}")
@@ -149,7 +151,7 @@ def _write_summary(prepared: Prepared) -> None:
     except OSError as error:
         prepared.say(
             f"warning: {prepared.run_dir / directory.SUMMARY} cannot be written: {error.strerror}; "
-            f"`headway report {prepared.run_dir}` has what it would hold"
+            f"`headway report {shlex.quote(str(prepared.run_dir))}` has what it would hold"
         )
 
 
@@ -158,6 +160,8 @@ def _original(death: Death) -> HeadwayError:
     name = f"{death.job.role} worker {death.job.name}"
     error = death.error or WorkerDiedError(f"{name} died: {death.cause}")
     error.add_note(f"--- the last words of {name} ---\n{death.trace.rstrip()}")
+    if death.place:
+        error.add_note(f"error: {death.cause}, raised at {death.place}")
     return error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +153,8 @@ def has_room(run_dir: Path, metrics: RunMetrics) -> None:
         reserve.give_up(run_dir)
         raise RunDirectoryError(
             f"{run_dir} must have room for the next checkpoint, {size(needed)}: {size(free)} are free there",
-            remedy=f"Free room; `headway prune {run_dir} --dry-run` says what the run can spare.",
+            remedy=f"Free room; `headway prune {shlex.quote(str(run_dir))} --dry-run` says what the run can "
+            "spare.",
         )
 
 
