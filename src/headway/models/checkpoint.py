@@ -50,7 +50,8 @@ def resolve(model: str, cache_dir: Path | None = None, progress: Progress = sile
         return cached(model, cache_dir) or fetch(model, cache_dir, progress)
     if _looks_like_path(model):
         near = did_you_mean(nearest(model, FETCHABLE, cutoff=0.8))
-        raise ModelError("A model directory must exist", value=model, remedy=f"{near} {_choices()}".lstrip())
+        near += " " * bool(near)
+        raise ModelError("A model directory must exist", value=model, remedy=f"{near}{_choices()}")
     return _from_hub(model, progress)
 
 
