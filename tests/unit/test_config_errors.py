@@ -142,7 +142,11 @@ def test_a_wrong_choice_lists_all_and_guesses(messages):
         ("queue", "top_p = 4", "Did you mean model.top_p?"),
         ("queue", "boundary = 4", "Did you mean queue.bound?"),  # like a name here before the same elsewhere
         ("queue", "threds = 4", "Did you mean model.threads?"),
-        ("queue", "thirds = 4", "The keys of [queue] are group_size, batch_size, bound, strategy"),  # only a little like one of another section
+        (
+            "queue",
+            "thirds = 4",  # only a little like a key of another section
+            "The keys of [queue] are group_size, batch_size, bound, strategy",
+        ),
         ("queue", "zzzz = 4", "The keys of [queue] are group_size, batch_size, bound, strategy"),
     ],
 )

@@ -244,7 +244,8 @@ def test_resolve_says_so_when_the_hub_cannot_be_reached(monkeypatch):
         raise OSError("Got: no route to host")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(ModelError, match=r"no folder /.*/org/model, and the Hub did not answer: no route to host \(got "):
+    words = r"no folder /.*/org/model, and the Hub did not answer: no route to host \(got "
+    with pytest.raises(ModelError, match=words):
         resolve("org/model")
 
 
