@@ -11,6 +11,7 @@ import pytest
 from headway.cli.main import main
 from headway.telemetry.journal import read_journal
 from headway.telemetry.metrics import RunMetrics
+from tests.simulation.journals import simulated_journal
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -25,31 +26,13 @@ needs_browser = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     """The journal of a simulated run of some steps, with what users write in its config and warnings."""
-    from headway.config.load import load_config
-    from headway.core.codec import to_plain
     from headway.core.events import SettingChanged
     from headway.core.notes import Warned
-    from headway.matching.roles import SimSettings
-    from headway.matching.simulate import SimRun, SimulatedDriver
-    from headway.queue.scheduler import Scheduler
-    from headway.runtime.train import scheduler_settings
-    from headway.telemetry.header import new_header
-    from headway.telemetry.journal_writer import JournalWriter
 
     path = tmp_path_factory.mktemp("run")
-    config = load_config(None, ["model.path=gone", "environment.name=arithmetic", "stop.steps=12"])
-    settings = scheduler_settings(config)
-    run = SimRun(Scheduler(settings))
-    SimulatedDriver(run, SimSettings(), seed=1).play()
-    writer = JournalWriter(path / "journal.jsonl")
-    header = new_header(config=to_plain(config), seed=0, queue=to_plain(settings), usd_per_hour=2.0)
-    writer.write_header(header)
-    for entry in run.entries:
-        writer.write_event(entry.seq, entry.t, entry.event, entry.commands, entry.notes)
     evil = "</script><script>document.title='obeyed'</script>"
-    last = run.entries[-1]
-    writer.write_event(last.seq + 1, last.t, SettingChanged("run.name", evil), (), (Warned("evil", evil),))
-    writer.close()
+    told = (SettingChanged("run.name", evil), (), (Warned("evil", evil),))
+    simulated_journal(path, "stop.steps=12", more=[told], usd_per_hour=2.0)
     return path
 
 

@@ -10,19 +10,13 @@ from array import array
 from headway.algorithms.settings import AlgorithmSettings
 from headway.config.load import load_config
 from headway.config.show import write_config
-from headway.core.codec import to_plain
 from headway.core.commands import Row
 from headway.core.payload import Payload, PayloadWriter
 from headway.core.records import TrainingSample, VersionSpan
-from headway.matching.roles import SimSettings
-from headway.matching.simulate import SimRun, SimulatedDriver
 from headway.models.load import model_facts
 from headway.models.tiny import TinyRecipe, make_tiny
-from headway.queue.scheduler import Scheduler
-from headway.runtime.train import scheduler_settings
-from headway.telemetry.header import new_header
-from headway.telemetry.journal_writer import JournalWriter
 from headway.trainer.local import LocalTrainer
+from tests.simulation.journals import simulated_journal
 
 PROMPT, ANSWER = list(b"3+4="), list(b"17")
 
@@ -39,18 +33,9 @@ def tiny_base(path, **changes):
 
 def write_journal(path, config, model_dir, num_entries=None):
     """Write the journal of a simulated run of three steps; return its entries."""
-    settings = scheduler_settings(config)
-    run = SimRun(Scheduler(settings))
-    SimulatedDriver(run, SimSettings(), seed=1).play()
-    writer = JournalWriter(path / "journal.jsonl")
-    header = new_header(
-        config=to_plain(config), seed=0, queue=to_plain(settings), model=model_facts(model_dir), code="c0de+"
+    return simulated_journal(
+        path, config=config, num_entries=num_entries, model=model_facts(model_dir), code="c0de+"
     )
-    writer.write_header(header)
-    for entry in run.entries[:num_entries]:
-        writer.write_event(entry.seq, entry.t, entry.event, entry.commands, entry.notes)
-    writer.close()
-    return run.entries
 
 
 def make_run(path, base, *overrides, steps=(1, 2, 3), num_entries=None):

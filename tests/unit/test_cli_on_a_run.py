@@ -7,29 +7,15 @@ import sys
 import pytest
 
 from headway.cli.main import main
-from headway.config.load import load_config
-from headway.core.codec import to_plain
 from headway.core.events import SettingChanged
-from headway.matching.roles import SimSettings
-from headway.matching.simulate import SimRun, SimulatedDriver
-from headway.queue.scheduler import Scheduler
-from headway.runtime.train import scheduler_settings
-from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
+from tests.simulation.journals import simulated_journal
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     path = tmp_path_factory.mktemp("run")
-    config = load_config(None, ["model.path=tiny", "environment.name=arithmetic", "stop.steps=3"])
-    settings = scheduler_settings(config)
-    run = SimRun(Scheduler(settings))
-    SimulatedDriver(run, SimSettings(), seed=1).play()
-    writer = JournalWriter(path / "journal.jsonl")
-    writer.write_header(new_header(config=to_plain(config), seed=0, queue=to_plain(settings)))
-    for entry in run.entries:
-        writer.write_event(entry.seq, entry.t, entry.event, entry.commands, entry.notes)
-    writer.close()
+    simulated_journal(path, "stop.steps=3")
     return path
 
 

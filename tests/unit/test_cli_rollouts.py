@@ -10,15 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from headway.cli.main import main
-from headway.config.load import load_config
-from headway.core.codec import to_plain
 from headway.matching.roles import SimSettings
-from headway.matching.simulate import SimRun, SimulatedDriver
-from headway.queue.scheduler import Scheduler
-from headway.runtime.train import scheduler_settings
-from headway.telemetry.header import new_header
-from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.rollout_table import rollout_table
+from tests.simulation.journals import simulated_journal
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,15 +20,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
     path = tmp_path_factory.mktemp("run")
-    config = load_config(None, ["model.path=/no/model", "environment.name=arithmetic", "stop.steps=3"])
-    settings = scheduler_settings(config)
-    run = SimRun(Scheduler(settings))
-    SimulatedDriver(run, SimSettings(p_environment_fails=0.05), seed=1).play()
-    writer = JournalWriter(path / "journal.jsonl")
-    writer.write_header(new_header(config=to_plain(config), seed=0, queue=to_plain(settings)))
-    for entry in run.entries:
-        writer.write_event(entry.seq, entry.t, entry.event, entry.commands, entry.notes)
-    writer.close()
+    simulated_journal(path, "stop.steps=3", sim=SimSettings(p_environment_fails=0.05))
     return path
 
 

@@ -6,15 +6,9 @@ import re
 import pytest
 
 from headway.cli.main import main
-from headway.config.load import load_config
-from headway.core.codec import to_plain
 from headway.matching.roles import SimSettings
-from headway.matching.simulate import SimRun, SimulatedDriver
-from headway.queue.scheduler import Scheduler
-from headway.runtime.train import scheduler_settings
-from headway.telemetry.header import new_header
-from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.visible import harmless
+from tests.simulation.journals import simulated_journal
 
 EVIL = "\x1b[2J\x1b]0;p\x07\r\u202ez\x00</script>[/x]\x9b\u2028"
 SHOWN = r"\x1b[2J\x1b]0;p\x07"  # how its beginning appears
@@ -46,15 +40,7 @@ def hostile(value):
 def run_dir(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / f"a{EVIL.replace('/', '').replace(chr(0), '')}"
     path.mkdir()
-    config = load_config(None, ["model.path=tiny", "environment.name=arithmetic", "stop.steps=3"])
-    settings = scheduler_settings(config)
-    run = SimRun(Scheduler(settings))
-    SimulatedDriver(run, SimSettings(p_sandbox_lost=0.05), seed=1).play()
-    writer = JournalWriter(path / "journal.jsonl")
-    writer.write_header(new_header(config=to_plain(config), seed=0, queue=to_plain(settings)))
-    for entry in run.entries:
-        writer.write_event(entry.seq, entry.t, entry.event, entry.commands, entry.notes)
-    writer.close()
+    simulated_journal(path, "stop.steps=3", sim=SimSettings(p_sandbox_lost=0.05))
     header, *lines = (path / "journal.jsonl").read_text().splitlines()
     records = [hostile(json.loads(line)) for line in lines]
     for record in records[:: len(records) // 5]:

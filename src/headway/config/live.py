@@ -13,28 +13,12 @@ from headway.config.source import COMMAND_LINE, parse_override
 from headway.config.stages import FIXED
 from headway.core.errors import UserError
 from headway.core.schema import keys_of, sections_of
+from headway.queue.scheduler import SECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LIVE = (
-    "queue",
-    "oversampling",
-    "acceptance",
-    "curriculum",
-    "pruning",
-    "concurrency",
-    "guard",
-    "staleness",
-    "partial",
-    "recovery",
-    "eval",
-    "stop",
-    "checkpoint",
-    "deadlines",
-    "generator.temperature",
-    "generator.kv_on_update",
-)
+LIVE = (*SECTIONS, "generator.temperature", "generator.kv_on_update")
 """Sections and keys that do."""
 
 NOT_LIVE = {

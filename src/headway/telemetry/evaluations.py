@@ -99,8 +99,7 @@ class Evaluations:
 
     def feed(self, entry: Entry) -> None:
         """Take the next entry in."""
-        kind = type(entry.event).__name__
-        if not any(isinstance(note, notes.Ignored) and note.event == kind for note in entry.notes):
+        if not entry.is_ignored:
             self._event(entry.event)
         for command in entry.commands:
             if isinstance(command, StartRollout) and command.purpose == "eval":

@@ -138,8 +138,8 @@ class LiveState:
         """Take the next record in; the metrics have it already."""
         if isinstance(record, Stat):
             return
-        t, kind = record.t, type(record.event).__name__
-        if not any(isinstance(note, notes.Ignored) and note.event == kind for note in record.notes):
+        t = record.t
+        if not record.is_ignored:
             self._event(t, record.event)
         for note in record.notes:
             self._note(note)

@@ -111,11 +111,11 @@ class RunMetrics:
             self.driver.feed(record)
             self.disk.feed(record, self.steps.steps_ended)
             return
-        t, kind = record.t, type(record.event).__name__
+        t = record.t
         if isinstance(record.event, events.RunResumed):
             self._resumed(t, record.event)
         self._advance(t)
-        if not any(isinstance(note, notes.Ignored) and note.event == kind for note in record.notes):
+        if not record.is_ignored:
             self._event(t, record.event)
         starts = [command for command in record.commands if isinstance(command, commands.StartRollout)]
         for command in starts:  # one that is stopped at once starts and settles in the same entry

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.codec import dumps, to_plain
 from headway.core.commands import Command, command_from_plain
 from headway.core.events import Event, event_from_plain
-from headway.core.notes import Note, note_from_plain
+from headway.core.notes import Ignored, Note, note_from_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +28,12 @@ class Entry:
     commands: tuple[Command, ...] = ()
     notes: tuple[Note, ...] = ()
     raw: dict[str, Any] | None = field(default=None, repr=False, compare=False)  # the line, when it was read
+
+    @property
+    def is_ignored(self) -> bool:
+        """True for a late or repeated event, which changed nothing."""
+        kind = type(self.event).__name__
+        return any(isinstance(note, Ignored) and note.event == kind for note in self.notes)
 
     @property
     def event_json(self) -> str:

@@ -57,8 +57,8 @@ class RolloutTable:
         """Take the next record of the journal in."""
         if isinstance(record, Stat):
             return
-        t, kind = record.t, type(record.event).__name__
-        if not any(isinstance(note, notes.Ignored) and note.event == kind for note in record.notes):
+        t = record.t
+        if not record.is_ignored:
             self._event(t, record.event)
         for command in record.commands:  # one that is stopped at once starts and settles in the same entry
             if isinstance(command, commands.StartRollout):
