@@ -30,7 +30,7 @@ COMMANDS = {
     "watch": ("watch", "Show what a run does at this moment."),
     "set": ("set", "Change settings of a run that goes on."),
     "eval-now": ("eval_now", "Ask a run that goes on for an evaluation now."),
-    "stop": ("stop", "Stop a run that goes on, as Ctrl-C does."),
+    "stop": ("stop", "Stop a run that goes on, in order."),
     "rollouts": ("rollouts", "Look into the rollouts of a run."),
     "report": ("report", "Show what a run did and what it learned."),
     "eval": ("eval", "Measure a model on an environment's tasks."),
@@ -43,7 +43,8 @@ COMMANDS = {
 }
 
 EXIT_CODES = {
-    0: "Done. A run that ended as `no_signal`, or that the guard stopped (`guard`), ended by a rule of its "
+    0: "Done; or ended by `headway stop`, and `headway resume RUN` goes on. "
+    "A run that ended as `no_signal`, or that the guard stopped (`guard`), ended by a rule of its "
     "own: scripts look at `outcome` in `headway report RUN --json`.",
     1: "A fault, with its traceback, and the run's directory where there is one. A full disk "
     "(`disk_full`) has one line.",

@@ -117,10 +117,12 @@ def _write_page(run: Path, file: Path) -> None:
     for record in journal:
         data.feed(record)
         table.feed(record)
-    settings = [
-        SettingRow(row.key, row.value, row.default, row.differs, row.doc)
-        for row in compared(data.header.config)
-    ]
+    began = {row.key: row.value for row in compared(data.header.config)}
+    settings: list[SettingRow] = []
+    for row in compared(data.config):
+        before = began.get(row.key, "not set")
+        changed = before if before != row.value else None
+        settings.append(SettingRow(row.key, row.value, row.default, row.differs, row.doc, changed))
     transcripts = _transcripts(run, table.records())
     name, state = run.resolve().name, _state(run, data)
     page = render(data, name=name, settings=settings, state=state, transcripts=transcripts)

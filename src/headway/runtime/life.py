@@ -31,7 +31,7 @@ from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.queue.verdict import verdict_function
 from headway.runtime import directory, reserve, retention, snapshots
-from headway.runtime.control import Control, control_address
+from headway.runtime.control import STOP, Control, control_address
 from headway.runtime.crew import Crew, Death, Worker
 from headway.runtime.housekeeper import Housekeeper, Tidy
 from headway.runtime.job import Job, Role, checkpoint_dir, weights_dir
@@ -125,7 +125,25 @@ def _live(prepared: Prepared) -> int:
             raise _original(death)
         prepared.say(f"error: {finish.message}")
         return EXIT_FAILED
-    return EXIT_INTERRUPTED if finish.outcome == "interrupted" else EXIT_OK
+    for line in next_steps(finish, prepared):
+        prepared.say(line)
+    in_order = finish.message == STOP and not prepared.config.eval.only  # else the result is missing
+    return EXIT_INTERRUPTED if finish.outcome == "interrupted" and not in_order else EXIT_OK
+
+
+def next_steps(finish: Finish, prepared: Prepared) -> list[str]:
+    """Return what a person may do with a run that ended in order, on one line."""
+    run_dir = prepared.run_dir
+    if prepared.config.eval.only:
+        return []
+    if finish.outcome == "interrupted":
+        return [f"`headway resume {run_dir}` goes on"]
+    if not prepared.metrics.steps.steps_ended:
+        return []
+    return [
+        f"look at it: headway report {run_dir}; headway rollouts {run_dir} --worst; "
+        f"headway export {run_dir} DIR"
+    ]
 
 
 def sweep(config: Config, record: directory.LifeRecord, run_dir: Path) -> None:

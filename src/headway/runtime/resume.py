@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config.compose import Config
 from headway.config.load import load_config
-from headway.config.stages import Change, change, idle_at_this_stage, value_of
+from headway.config.stages import Change, change, idle_at_this_stage, in_words
 from headway.core.codec import to_plain
 from headway.core.errors import RunDirectoryError, UserError
 from headway.core.events import RunResumed, SettingChanged
@@ -112,7 +112,7 @@ def _resume(
             "that they had"
         )
     for key, value in stage.changes:
-        say(f"{key} = {value!r} from now on (was {value_of(stage.before, key)!r})")
+        say(f"{key} = {value!r} from now on (was {in_words(stage.before, key)})")
     changes = (SettingChanged(key, to_plain(value), checked=True) for key, value in stage.changes)
     return live(
         Prepared(

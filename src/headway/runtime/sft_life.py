@@ -30,7 +30,7 @@ from headway.runtime.life import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from headway.runtime.sft_model import MODEL, write_trained_model
 from headway.runtime.sft_rows import SftRows
 from headway.telemetry.supervised import RecordWriter, read_supervised
-from headway.telemetry.supervised_progress import SftProgress
+from headway.telemetry.supervised_progress import SftProgress, lowest_before_the_end
 from headway.telemetry.supervised_report import supervised_summary
 from headway.trainer.order import Order
 
@@ -244,6 +244,8 @@ class _Life:
         run_dir = self._prepared.run_dir
         write_trained_model(run_dir, self._trainer.steps, self._prepared.model_dir, self._config)
         self._write("ended", step=self._trainer.steps, outcome="complete", message="")
+        if best := lowest_before_the_end(read_supervised(run_dir).evals):
+            self._prepared.say(best)
         self._prepared.say(f"complete after {self._trainer.steps} steps; the model is in {run_dir / MODEL}")
         self._prepared.say(f"go on with: headway train CONFIG model.path={run_dir / MODEL}")
         return EXIT_OK
