@@ -164,7 +164,8 @@ def commands(rounds: int) -> dict[str, object]:
 
 def memory() -> dict[str, object]:
     """Estimate by measured peak of resident memory, of trainer and generator of examples/tiny.toml."""
-    config = load_config(ROOT / "examples" / "tiny.toml", ["stop.steps=20"])
+    steps = "stop.steps=100"  # what grows shows late
+    config = load_config(ROOT / "examples" / "tiny.toml", [steps])
     facts = model_facts(resolve(config.model.path))
     wanted = {"generator": 0.0, "trainer": 0.0}
     for part in estimate_memory(facts, config, needs_sandbox=False).parts:
@@ -172,7 +173,7 @@ def memory() -> dict[str, object]:
             if part.process.startswith(role):
                 wanted[role] += part.num_bytes
     with tempfile.TemporaryDirectory() as folder:
-        command = ["train", str(ROOT / "examples" / "tiny.toml"), "stop.steps=20", f"run.dir={folder}"]
+        command = ["train", str(ROOT / "examples" / "tiny.toml"), steps, f"run.dir={folder}"]
         process = subprocess.Popen([sys.executable, "-m", "headway", *command], stdout=subprocess.PIPE)
         peaks: dict[int, float] = {}
         while process.poll() is None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +84,25 @@ def test_a_trainer_that_was_killed_begins_again_and_rolls_back(job):
         WorkerJoined("trainer", "trainer"),
         RolledBack(5, 0),
     ]
+
+
+async def environment_of(job):
+    """Start a worker and return the environment that its process was given."""
+    crew = Crew(lambda _event: None)
+    try:
+        worker = await crew.start(job)
+        data = Path(f"/proc/{worker.process.pid}/environ").read_text()  # noqa: ASYNC240 - not a file on a disk
+    finally:
+        crew.kill()
+    return dict(item.partition("=")[::2] for item in data.split("\0") if item)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_a_generator_keeps_few_compiled_multiplications(job):
+    """Each number of rows is one for every matrix: a thousand of them took more than a small model itself."""
+    names = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    at = address("test", "generator0")
+    given = asyncio.run(environment_of(job("generator", "generator0", address=at)))
+    assert [given[name] for name in names] == ["64", "64"]
+    given = asyncio.run(environment_of(job("trainer", "trainer")))
+    assert [given.get(name) for name in names] == [os.environ.get(name) for name in names]

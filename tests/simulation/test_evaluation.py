@@ -8,7 +8,7 @@ import pytest
 
 from headway.core.commands import Finish, RequestTask, StartRollout
 from headway.core.events import ReplicaLost, RolloutEnded, RolloutFailed, Scored, WorkerJoined
-from headway.core.notes import EvalEnded
+from headway.core.notes import EvalEnded, EvalStarted
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import SimRun, simulate
 from headway.queue.recovery import RecoverySettings
@@ -147,7 +147,7 @@ def test_killed_at_any_event_it_evaluates_anew_and_ends_once() -> None:
         assert len(all_notes(run.entries, EvalEnded)) == 1, num_events
 
 
-def test_a_generator_that_dies_begins_it_anew() -> None:
+def test_when_a_generator_dies_its_rollouts_go_on_and_no_task_is_evaluated_twice() -> None:
     sim = replace(SIM, generator_dies_every_s=12.0)
     num_lost = 0
     for seed in range(6):
@@ -155,6 +155,8 @@ def test_a_generator_that_dies_begins_it_anew() -> None:
         run = simulate(settings, sim, seed)
         assert all_commands(run.entries, Finish)[0].outcome == "evaluated"
         num_lost += sum(isinstance(entry.event, ReplicaLost) for entry in run.entries)
+        assert len(all_notes(run.entries, EvalStarted)) == 1
+        assert assert_conserved(run.entries) == {"evaluated": 40}
         (note,) = all_notes(run.entries, EvalEnded)
         assert note.num_rollouts + note.num_failed == 40
         evaluation = Evaluations.of(entries(run)).ended[0]

@@ -41,6 +41,15 @@ def test_a_hundred_seeds_keep_every_invariant_and_meet_every_end() -> None:
     }
 
 
+@pytest.mark.parametrize("seed", [982, 2230])
+def test_an_evaluation_whose_generators_keep_dying_ends(seed: int) -> None:
+    assert set(play_all(range(seed, seed + 1))[0]) == {"evaluated"}
+
+
+def test_a_rollout_of_an_earlier_life_that_is_only_scored_in_this_one_may_be_cancelled() -> None:
+    assert set(play_all(range(1107, 1108))[0]) == {"steps"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("start", range(100, 10_100, 1000))

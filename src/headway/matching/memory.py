@@ -52,7 +52,7 @@ VERSIONS_AT_ONCE = 5
 """Published versions that exist at a time: kept, being written, being read."""
 
 _TRAINER_PROGRAM = 400 * MIB
-_GENERATOR_PROGRAM = 350 * MIB
+_GENERATOR_PROGRAM = 320 * MIB
 _DRIVER_PROGRAM = 45 * MIB
 _WORKER_PROGRAM = 45 * MIB
 _ROLLOUT_BYTES = 40_000  # of one in flight, driver and environment worker together

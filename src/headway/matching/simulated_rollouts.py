@@ -121,8 +121,11 @@ class SimRollouts:
 
     def cancel(self, command: Cancel) -> None:
         """End an attempt, unless it would not listen."""
-        rollout = self._rollouts[command.rollout]
-        if rollout.attempt == command.attempt and not rollout.over and not rollout.ignores_cancel:
+        rollout = self._rollouts.get(command.rollout)
+        if rollout is None:  # it ended in an earlier life and is only scored in this one
+            event = RolloutFailed(command.rollout, command.attempt, "scheduler", "cancelled", "not here")
+            self._stage.later(0.0, event)
+        elif rollout.attempt == command.attempt and not rollout.over and not rollout.ignores_cancel:
             self._fail(rollout, "scheduler", "cancelled")
 
     def replica_died(self, replica: SimReplica) -> None:

@@ -1,9 +1,10 @@
 """Recovery: a worker died and comes back, or the trainer goes back to a checkpoint, while the run goes on.
 
-A dead generator is started anew; its rollouts park themselves and go on from their tokens. A dead
-environment worker is started anew; its rollouts and scores failed, as the driver tells, and are tried again.
-A dead trainer is started anew from the newest checkpoint; what the lost steps trained goes back to the queue,
-in a new lineage. More deaths than the settings allow end the run, resumable.
+A dead generator is started anew; its rollouts park themselves and go on from their tokens, on weights that
+may be newer: an evaluation beside training begins anew, for it measures one version. A dead environment
+worker is started anew; its rollouts and scores failed, as the driver tells, and are tried again. A dead
+trainer is started anew from the newest checkpoint; what the lost steps trained goes back to the queue, in a
+new lineage. More deaths than the settings allow end the run, resumable.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def replica_lost(ctx: Context, event: ReplicaLost) -> None:
     )
     ctx.ask(RestartWorker("generator", event.replica, event.epoch + 1))
     ctx.expect(f"restart:{event.replica}", ctx.settings.deadlines.start_s)
-    evaluation.abandon(ctx, "a generator was lost")
+    if not ctx.settings.eval.only:  # there every replica holds one version for good, and the others go on
+        evaluation.abandon(ctx, "a generator was lost")
 
 
 def worker_lost(ctx: Context, event: WorkerLost) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headway.config.compose import Config
 from headway.config.load import load_config
@@ -13,10 +13,10 @@ from headway.core.codec import to_plain
 from headway.core.errors import RunDirectoryError, UserError
 from headway.core.events import RunResumed, SettingChanged
 from headway.core.payload import split_reference
-from headway.core.schema import is_named, keys_of, sections_of
 from headway.core.storage import free_bytes, size
 from headway.queue.state import ACTIVE, CARRIED
 from headway.runtime import directory, reserve, retention, snapshots
+from headway.runtime.edits import check_unedited
 from headway.runtime.job import checkpoint_dir, payload_dir
 from headway.runtime.life import Prepared, live, sweep
 from headway.runtime.model import model_directory, say_aside
@@ -187,11 +187,7 @@ def payloads_are_there(run_dir: Path, state: State, step: int) -> None:
 def _stage(run_dir: Path, journal: Journal, overrides: Sequence[str]) -> Stage:
     path = run_dir / directory.CONFIG
     began = load_config(path, ())
-    if edits := _edits(to_plain(began), journal.header.config):
-        raise RunDirectoryError(
-            f"{path} is not the config that the run began with: {'; '.join(edits)}",
-            remedy="Undo that; settings change by `headway resume RUN key=value`.",
-        )
+    check_unedited(path, began, journal.header.config)
     earlier = [
         (entry.event.key, entry.event.value)
         for entry in journal.entries()
@@ -201,25 +197,6 @@ def _stage(run_dir: Path, journal: Journal, overrides: Sequence[str]) -> Stage:
     config, changes = change(path, earlier, overrides)
     idle = idle_at_this_stage(config, path, earlier, overrides)
     return Stage(config, began, changes, before, idle, earlier)
-
-
-def _edits(now: dict[str, Any], began: dict[str, Any]) -> list[str]:
-    """Return what differs from the journal's config, in words.
-
-    A setting that the journal does not have is newer than the run, which began with its default.
-    """
-    words: list[str] = []
-    for section, settings in sections_of(Config).items():
-        here, was = now[section], began.get(section, {})
-        keys = keys_of(settings).values()
-        defaults = {key.name: to_plain(key.default) for key in keys if not key.is_required}
-        if is_named(Config, section):
-            defaults = {}
-        for name in {**here, **was}:
-            value, before = here.get(name), was.get(name, defaults.get(name))
-            if value != before:
-                words.append(f"{section}.{name} is {value!r} (was {before!r})")
-    return words
 
 
 def _check_goes_on(stage: Stage, state: State, last_s: float, said: str) -> None:

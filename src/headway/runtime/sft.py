@@ -11,10 +11,11 @@ from headway.config.doubts import high_rate
 from headway.config.show import write_config
 from headway.config.stages import change_sft, value_of
 from headway.core.codec import to_plain
-from headway.core.errors import RunDirectoryError, UserError
+from headway.core.errors import UserError
 from headway.models.load import model_facts
 from headway.renderers.chat import Renderer
 from headway.runtime import directory
+from headway.runtime.edits import check_unedited
 from headway.runtime.job import checkpoint_dir
 from headway.runtime.model import model_directory, say_aside
 from headway.runtime.sft_life import SftPrepared, live_sft, planned_steps
@@ -94,11 +95,7 @@ def resume_sft(run_dir: Path, overrides: Sequence[str] = ()) -> int:
         earlier = read_supervised(run_dir)
         path = run_dir / directory.CONFIG
         began, _ = change_sft(path, (), ())
-        if to_plain(began) != earlier.began["config"]:
-            raise RunDirectoryError(
-                f"{path} is not the config that the run began with",
-                remedy="Undo the change; settings change by `headway resume RUN key=value`.",
-            )
+        check_unedited(path, began, earlier.began["config"])
         before, _ = change_sft(path, earlier.changes, ())
         config, changes = change_sft(path, earlier.changes, overrides)
         rows = load_rows(run_dir)
