@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that a person does with a run, on the tiny model, in about two minutes. docs/quickstart.md explains it.
+# Everything that a person does with a run, on the tiny model, in about three minutes. docs/quickstart.md explains it.
 #
 #   examples/tour.sh [FOLDER]      writes into FOLDER, or into a new temporary one
 set -euo pipefail
@@ -19,7 +19,7 @@ step headway rollouts runs/first --best --limit 1 --show
 step headway rollouts runs/first --train --min-reward 1 --limit 0 --jsonl right.jsonl
 step headway export runs/first model                                      # take it away
 step headway eval model --env arithmetic 'environment.args={levels=[1, 2]}' eval.num_tasks=16 -n 4
-step headway sft "$examples/sft.toml" sft.data="$PWD/right.jsonl" run.name=on-the-best
+step headway sft "$examples/sft.toml" sft.data="$PWD/right.jsonl" sft.eval_every_steps=20 run.name=on-the-best
 step headway resume runs/first stop.steps=12                              # go on
 step headway replay runs/first --verify
 step headway prune runs/first --dry-run

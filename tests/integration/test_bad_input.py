@@ -157,3 +157,27 @@ def test_an_environment_file_that_raises(bench):
     assert "RuntimeError: no licence" in said
     assert "environment.name" in said
     assert not bench.runs.exists()
+
+
+@pytest.mark.parametrize("command", ["train", "try"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("        return Task(", "        raise KeyError(index)\n        return Task("),
+        ("        pass\n\n    def num", "        raise KeyError(seed)\n\n    def num"),
+    ],
+)
+def test_an_environment_that_fails_before_anything_is_generated(bench, command, old, new):
+    override = bench.environment()
+    file = bench.folder / "mine.py"
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
+    line = next(at for at, found in enumerate(file.read_text().splitlines(), 1) if "KeyError" in found)
+    if command == "train":
+        ended = bench.train(*override)
+    else:
+        ended = bench.headway("env", "try", file, "--model", "tiny")
+    said = ended.refused()
+    assert f"KeyError: 0, raised at {file}:{line}. Mend the environment" in said
+    assert "headway resume" not in ended.out + ended.err

@@ -53,6 +53,20 @@ def test_a_reward_that_always_fails_ends_the_run_by_name(bench):
     assert report["steps"] == 0
 
 
+def test_a_reward_that_always_fails_ends_the_run_in_its_first_evaluation(bench):
+    environment = bench.environment(score="return 1.0")
+    ended = bench.train(*environment, "queue.max_failed_groups=4", "eval.num_tasks=200", "reward.max_tries=1")
+    assert ended.code == 1, ended.text
+    assert "a reward function must return a Reward (got 'float')" in ended.out
+    assert "it has no checkpoint" in ended.out
+    assert "headway resume" not in ended.out
+    bench.check()
+    assert not bench.entries("EvalEnded")
+    assert {note["cause"] for note in messages(bench, "reward")} == {"malformed"}
+    fates = {note["fate"] for note in bench.entries("RolloutSettled")}
+    assert "failed_reward" in fates
+
+
 def test_one_rollout_in_three_fails_and_every_one_is_accounted_for(bench):
     fault = "if int.from_bytes(os.urandom(2), 'big') % 3 == 0:\n    raise OSError('out of cheese')"
     ended = bench.train(*bench.environment(rollout=fault), "queue.max_attempts=1", "stop.steps=6")

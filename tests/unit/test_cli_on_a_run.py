@@ -1,11 +1,14 @@
 """report and replay on the journal of a simulated run."""
 
 import json
+import re
 import sys
 
 import pytest
 
 from headway.cli.main import main
+from headway.core.events import SettingChanged
+from headway.telemetry.journal_writer import JournalWriter
 from tests.simulation.journals import simulated_journal
 
 
@@ -67,3 +70,18 @@ def test_a_page_without_plotly_is_bad_input(run_dir, tmp_path, capsys, monkeypat
     assert main(["report", str(run_dir), "--html", str(tmp_path / "report.html")]) == 2
     assert "pip install 'headway[report]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_shows_settings_as_they_are_by_now(run_dir, tmp_path, capsys):
+    lines = (run_dir / "journal.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines if '"seq"' in line]
+    changed = SettingChanged("queue.bound", 7, checked=True)
+    (tmp_path / "journal.jsonl").write_text("\n".join(lines) + "\n")
+    writer = JournalWriter(tmp_path / "journal.jsonl", append=True)
+    writer.write_event(len(entries), 1e6, changed, (), ())
+    writer.close()
+    assert main(["report", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
+    text = (tmp_path / "page.html").read_text()
+    row = text[text.index("queue.bound", text.index("What differs from the defaults")) :]
+    row = re.sub(r"<[^>]*>", " ", row[: row.index("</tr>")])
+    assert row.split()[-4:] == ["queue.bound", "7", "2", "2"]

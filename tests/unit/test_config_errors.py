@@ -110,11 +110,11 @@ def test_a_right_file_loads_with_defaults_and_types(load):
         ("path = 3", "model.path: must be a string (got 3). Write it in quotes"),
         ("path = 'X'", "model.path: must be of the form [a-z/]+ (got 'X')"),
         ("betas = [0.9]", "model.betas: must have 2 entries (got [0.9])"),
-        ("betas = [0.9, 1]", "model.betas: entry 1 must be at least 0 and below 1 (got [0.9, 1])"),
+        ("betas = [0.9, 1]", "model.betas: the second entry must be at least 0 and below 1 (got [0.9, 1])"),
         ("levels = 3", "model.levels: must be a list of integer (got 3). Write it in square brackets"),
         (
             "levels = [1, 'a']",
-            "model.levels: entry 1 must be an integer (got [1, 'a'])",
+            "model.levels: the second entry must be an integer (got [1, 'a'])",
         ),
         ("args = 1", "model.args: must be a table (got 1). Write it as { key = value }"),
         ("bits = 5", "model.bits: must be 4 or 8 (got 5)"),
@@ -142,6 +142,11 @@ def test_a_wrong_choice_lists_all_and_guesses(messages):
         ("queue", "top_p = 4", "Did you mean model.top_p?"),
         ("queue", "boundary = 4", "Did you mean queue.bound?"),  # like a name here before the same elsewhere
         ("queue", "threds = 4", "Did you mean model.threads?"),
+        (
+            "queue",
+            "thirds = 4",  # only a little like a key of another section
+            "The keys of [queue] are group_size, batch_size, bound, strategy",
+        ),
         ("queue", "zzzz = 4", "The keys of [queue] are group_size, batch_size, bound, strategy"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from headway.config.load import load_config
 from headway.config.source import parse_override, read_source
 from headway.core.errors import ConfigError, UserError
 
@@ -96,3 +97,26 @@ def test_all_malformed_overrides_come_at_once(read):
     with pytest.raises(ConfigError) as caught:
         read("queue.bound", "queue.depth=2", "=1")
     assert len(caught.value.problems) == 2
+
+
+FILE = '[model]\npath = "tiny"\n[environment]\nname = "arithmetic"\nargs = { levels = [1] }\n'
+
+
+@pytest.mark.parametrize(
+    ("overrides", "levels", "noted"),
+    [
+        ((), [1], False),
+        (("environment.name=arithmetic",), [1], False),
+        (("environment.name=python-code",), None, True),
+        (("environment.args.turns=2", "environment.name=python-code"), None, True),
+        (("environment.name=python-code", "environment.args={ turns = 2 }"), None, False),
+    ],
+)
+def test_arguments_go_with_the_environment_of_the_file(tmp_path, capsys, overrides, levels, noted):
+    file = tmp_path / "run.toml"
+    file.write_text(FILE)
+    args = load_config(file, overrides).environment.args
+    assert args["levels"] == [1] if levels else args["levels"] != [1]
+    assert args.get("turns") == (2 if any("turns" in text for text in overrides) else args.get("turns"))
+    note = f"note: environment.args of {file}:5 belong to arithmetic and are left out\n"
+    assert capsys.readouterr().err == (note if noted else "")

@@ -106,7 +106,7 @@ def test_any_character_survives(tmp_path, character):
 def test_the_reference_has_a_row_a_key():
     page = reference_page(Schema, {"own": Everything})
     assert page.count("\n## `[") == 3
-    assert "| `count` | integer, at least -1e+09 | `1` | How many. |" in page
+    assert "| `count` | integer, at least -1000000000 | `1` | How many. |" in page
     assert '| `text` | string | `"a \\| b"` | Text. |' in page
     assert '| `kind` | "fast" or "slow" | `"fast"` | Kind. |' in page
     assert "| `limit` | integer, at least 1 | not set | Limit. |" in page

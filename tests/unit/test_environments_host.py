@@ -494,7 +494,7 @@ async def own_timeout(outcome, sandbox):
     ("score", "cause", "words"),
     [
         (nan, "not_finite", "finite"),
-        (bare, "not_finite", "must return a Reward"),
+        (bare, "malformed", "must return a Reward"),
         (slow, "timeout", "reward.timeout_s"),
         (broken, "exception", "ZeroDivisionError"),
         (own_timeout, "exception", "a judge did not answer"),

@@ -112,7 +112,7 @@ def test_an_unknown_name_gets_a_guess():
     [
         ({"sytle": "bare"}, "sytle: is not an argument of the environment arithmetic (got 'bare'). Did you"),
         ({"style": "bar"}, 'style: must be "bare" or "question" (got \'bar\'). Did you mean "bare"?'),
-        ({"levels": [1, 9]}, "levels: entry 1 must be at least 1 and at most 4 (got [1, 9])"),
+        ({"levels": [1, 9]}, "levels: the second entry must be at least 1 and at most 4 (got [1, 9])"),
         ({"levels": 3}, "levels: must be a list of integer (got 3)"),
         ({"num_eval": 0}, "num_eval: must be at least 1 (got 0)"),
         ({"num_eval": "64"}, "num_eval: must be an integer (got '64')"),
@@ -180,7 +180,7 @@ def test_a_file_and_an_import_path_are_environments(tmp_path, monkeypatch):
         ("raises.py", "1 / 0", "ZeroDivisionError"),
         ("empty.py", "", "exactly one class"),
         ("exits.py", "import sys; sys.exit(0)", "SystemExit: 0 at exits.py:1"),
-        ("typo.py", "def f(:", "SyntaxError: .*line 1"),
+        ("typo.py", "def f(:", "SyntaxError: .* at typo.py:1 "),
         (
             "short.py",
             "class Mine:\n    def rollout(self): ...",
@@ -199,6 +199,11 @@ def test_a_file_and_an_import_path_are_environments(tmp_path, monkeypatch):
         ),
         ("odd.py", MINE.replace("size: int", "size: bytes"), "types that TOML has, not <class 'bytes'>"),
         ("named.py:Other", MINE, "no class Other"),
+        (
+            "waits.py",
+            MINE.replace("async def score", "def score"),
+            r"score must be async.* Add to the class: async def score\(self, task, outcome, sandbox\)",
+        ),
         (
             "fewer.py",
             MINE.replace("task, outcome, sandbox", "task, outcome"),

@@ -231,15 +231,21 @@ def test_resolve_names_the_choices_for_a_path_that_is_not_there():
             resolve(name)
 
 
+def test_resolve_guesses_a_near_name():
+    with pytest.raises(ModelError, match="Did you mean smollm2"):
+        resolve("smolm2")
+
+
 def test_resolve_says_so_when_the_hub_cannot_be_reached(monkeypatch):
     import huggingface_hub
 
     def unreachable(model, **settings):
         assert "trust_remote_code" not in settings
-        raise OSError("no route to host")
+        raise OSError("Got: no route to host")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(ModelError, match=r"no route to host \(got 'org/model'\)"):
+    words = r"no folder /.*/org/model, and the Hub did not answer: no route to host \(got "
+    with pytest.raises(ModelError, match=words):
         resolve("org/model")
 
 

@@ -74,7 +74,7 @@ def served(tmp_path, monkeypatch):
 async def test_settings_change_together_and_later_changes_know_of_them(served):
     async with served:
         assert await served.ask("set", ("queue.depth=1", "guard.paused=true")) == [
-            "queue.depth = 1 from now on (was -1)",
+            "queue.depth = 1 from now on (was -1, the bound: 2)",
             "guard.paused = True from now on (was False)",
         ]
         assert await served.ask("set", ("queue.depth=1",)) == [
@@ -108,7 +108,9 @@ async def test_every_problem_is_told_at_once_and_nothing_changes(served):
         assert "run.seed: may not change after the run began" in told
         assert "Did you mean queue.bound?" in told
         assert "stop.steps" in told
-        assert await served.ask("set", ("queue.depth=2",)) == ["queue.depth = 2 from now on (was -1)"]
+        assert await served.ask("set", ("queue.depth=2",)) == [
+            "queue.depth = 2 from now on (was -1, the bound: 2)"
+        ]
     assert served.events == [SettingChanged("queue.depth", 2, checked=True)]
 
 
@@ -122,7 +124,9 @@ async def test_settings_that_clash_with_the_present_ones_are_refused(served):
 async def test_changes_of_earlier_lives_hold(tmp_path, monkeypatch):
     monkeypatch.setattr(directory, "_is_headway", lambda pid: True)
     async with Served(tmp_path, [("queue.bound", 4)]) as served:
-        assert await served.ask("set", ("queue.depth=3",)) == ["queue.depth = 3 from now on (was -1)"]
+        assert await served.ask("set", ("queue.depth=3",)) == [
+            "queue.depth = 3 from now on (was -1, the bound: 4)"
+        ]
 
 
 async def test_an_evaluation_and_a_stop(served):
@@ -156,7 +160,9 @@ async def test_whoever_says_nothing_or_nonsense_disturbs_nobody(served, sent):
         client.connect("\0" + served.at)
         client.send(sent)
         client.shutdown(socket.SHUT_WR)
-        assert await served.ask("set", ("queue.depth=1",)) == ["queue.depth = 1 from now on (was -1)"]
+        assert await served.ask("set", ("queue.depth=1",)) == [
+            "queue.depth = 1 from now on (was -1, the bound: 2)"
+        ]
         client.close()
     assert len(served.events) == 1
 

@@ -14,6 +14,7 @@ from headway.cli.main import main
 from headway.models.checkpoint import verify
 from headway.models.load import load_causal_lm
 from headway.telemetry.supervised import RECORD, read_supervised
+from headway.telemetry.supervised_progress import lowest_before_the_end
 from headway.trainer.local import LocalTrainer
 from tests.unit.made_run import tiny_base
 
@@ -212,6 +213,14 @@ def test_report_and_the_commands_that_take_no_supervised_run(start, tmp_path, ca
     for name, *more in (*others, ["report", "--html", str(tmp_path / "r.html")]):
         assert main([name, str(run), *more]) == 2
         assert "is a supervised run" in capsys.readouterr().err
+
+
+def test_an_evaluation_that_was_better_before_the_end_is_told():
+    evals = [{"step": 0, "loss": 1.0}, {"step": 9, "loss": 0.0335}, {"step": 12, "loss": None}]
+    last = {"step": 50, "loss": 0.0541}
+    assert lowest_before_the_end([*evals, last]) == "evaluation was lowest at step 9: 0.0335; now 0.0541"
+    assert lowest_before_the_end(evals) == ""
+    assert lowest_before_the_end([evals[2]]) == lowest_before_the_end([]) == ""
 
 
 def test_eval_data_that_is_trained_on_is_a_warning(start, tmp_path, capsys):

@@ -64,7 +64,10 @@ def test_a_finished_run_is_shown_once_as_text(run_dir, capsys):
 
 def test_a_pipe_gets_every_line_and_then_the_end(run_dir, capsys):
     lines = watched(run_dir, capsys)
-    assert lines[0] == "evaluating version 0 on up to 1 tasks"
+    assert lines[:2] == [
+        "starting: generator, trainer, environment",
+        "evaluating version 0 on up to 1 tasks",
+    ]
     assert [line.split()[0] for line in lines if "/2 " in line] == ["1/2", "2/2"]
     assert lines[-2:] == ["finished (steps) after 40.0s", "not running: finished (steps)"]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headway.cli.arguments import overrides_argument
+from headway.cli.output import until_nobody_reads
 
 if TYPE_CHECKING:
     from headway.runtime.preflight.checks import Looked
@@ -47,20 +48,22 @@ def command(config: Path, overrides: tuple[str, ...], strict: bool, memory: bool
     width = shutil.get_terminal_size().columns if terminal else None
     colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     tally = Tally()
-    subject, checks = look_at_file(config, overrides)
-    seen: list[Looked] = []
-    for looked in checks:
-        tally.add(looked)
-        seen.append(looked)
-        for finding in () if as_json else looked.findings:
-            click.echo(line(looked.check.name, finding, width, colour=colour), color=colour)
-    estimate = None
-    if subject is not None and "memory" not in tally.not_run:
-        estimate = estimate_for(subject)
-    if as_json:
-        click.echo(json.dumps(to_plain(seen, tally, estimate), indent=2))
+    with until_nobody_reads():
+        subject, checks = look_at_file(config, overrides)
+        seen: list[Looked] = []
+        for looked in checks:
+            tally.add(looked)
+            seen.append(looked)
+            for finding in () if as_json else looked.findings:
+                click.echo(line(looked.check.name, finding, width, colour=colour), color=colour)
+        estimate = None
+        if subject is not None and "memory" not in tally.not_run:
+            estimate = estimate_for(subject)
+        if as_json:
+            click.echo(json.dumps(to_plain(seen, tally, estimate), indent=2))
+            return tally.exit_code(strict=strict)
+        for row in memory_table(estimate) if memory and estimate is not None else ():
+            click.echo(row)
+        click.echo(tally.last_line())
         return tally.exit_code(strict=strict)
-    for row in memory_table(estimate) if memory and estimate is not None else ():
-        click.echo(row)
-    click.echo(tally.last_line())
     return tally.exit_code(strict=strict)

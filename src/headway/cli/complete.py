@@ -42,9 +42,32 @@ def overrides(context: click.Context, parameter: click.Parameter, incomplete: st
     if name not in keys:
         return []
     hint = keys[name].hint
-    choices = ("true", "false") if hint is bool else tuple(map(str, get_args(hint)))
+    choices = ("true", "false") if hint is bool else (*map(str, get_args(hint)), *_registered(name))
     items = (f"{name}={choice}" for choice in choices)
     return [CompletionItem(item) for item in items if item.startswith(incomplete)]
+
+
+def _registered(key: str) -> tuple[str, ...]:
+    """Return the names that a key takes and that its type does not say."""
+    from headway.algorithms.advantages import ADVANTAGES
+    from headway.algorithms.corrections import CORRECTIONS
+    from headway.algorithms.losses import LOSSES
+    from headway.environments.registry import names_and_summaries
+    from headway.models.fetch import FETCHABLE
+
+    match key:
+        case "algorithm.advantage":
+            return ADVANTAGES.names
+        case "algorithm.correction":
+            return CORRECTIONS.names
+        case "algorithm.loss":
+            return LOSSES.names
+        case "environment.name":
+            return tuple(name for name, _ in names_and_summaries())
+        case "model.path":
+            return FETCHABLE
+        case _:
+            return ()
 
 
 def environments(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

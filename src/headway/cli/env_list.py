@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from headway.cli.output import until_nobody_reads
+
 
 @click.command("list")
 def command() -> int:
@@ -21,18 +23,19 @@ def command() -> int:
     from headway.core.check import describe_type
     from headway.environments.registry import names_and_summaries
 
-    for name, summary in names_and_summaries():
-        click.echo(f"{name}: {summary}")
-        rows = [
-            (
-                key.name,
-                describe_type(key.hint),
-                "required" if key.is_required else toml_value(key.default),
-                key.doc,
-            )
-            for key in argument_keys(name).values()
-        ]
-        for argument, kind, default, doc in rows:
-            click.echo(f"    {argument} = {default}  ({kind})")
-            click.echo(f"        {doc}")
+    with until_nobody_reads():
+        for name, summary in names_and_summaries():
+            click.echo(f"{name}: {summary}")
+            rows = [
+                (
+                    key.name,
+                    describe_type(key.hint),
+                    "required" if key.is_required else toml_value(key.default),
+                    key.doc,
+                )
+                for key in argument_keys(name).values()
+            ]
+            for argument, kind, default, doc in rows:
+                click.echo(f"    {argument} = {default}  ({kind})")
+                click.echo(f"        {doc}")
     return 0

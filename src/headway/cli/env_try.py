@@ -27,7 +27,7 @@ from headway.cli.output import until_nobody_reads
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=0),
+    type=float,
     default=1.0,
     show_default=True,
     help="Of sampling; 0 is greedy.",
@@ -58,7 +58,8 @@ def command(
     from headway.runtime.tryout import try_once
 
     fixed = (f"environment.name={json.dumps(name)}", f"model.path={json.dumps(model)}", f"run.seed={seed}")
-    config = load_config(None, (*fixed, *map(full_override, overrides)))
+    measured = f"eval.temperature={temperature}"  # which has the same rules
+    config = load_config(None, (*fixed, *map(full_override, overrides), measured))
     with until_nobody_reads():
         return try_once(config, split=split, index=index, level=level, temperature=temperature)
     return 0

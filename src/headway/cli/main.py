@@ -14,7 +14,8 @@ import click
 from headway import __version__
 from headway.cli.lazy import LazyGroup
 from headway.cli.output import can_print, standard_streams
-from headway.core.errors import ConfigError, DiskFullError, UserError
+from headway.core.errors import ConfigError, DiskFullError, HeadwayError, UserError
+from headway.core.hooks import place_of_users
 from headway.core.storage import is_full, refused
 from headway.telemetry.visible import visible
 
@@ -29,7 +30,7 @@ COMMANDS = {
     "watch": ("watch", "Show what a run does at this moment."),
     "set": ("set", "Change settings of a run that goes on."),
     "eval-now": ("eval_now", "Ask a run that goes on for an evaluation now."),
-    "stop": ("stop", "Stop a run that goes on, as Ctrl-C does."),
+    "stop": ("stop", "Stop a run that goes on, in order."),
     "rollouts": ("rollouts", "Look into the rollouts of a run."),
     "report": ("report", "Show what a run did and what it learned."),
     "eval": ("eval", "Measure a model on an environment's tasks."),
@@ -42,7 +43,8 @@ COMMANDS = {
 }
 
 EXIT_CODES = {
-    0: "Done. A run that ended as `no_signal`, or that the guard stopped (`guard`), ended by a rule of its "
+    0: "Done; or ended by `headway stop`, and `headway resume RUN` goes on. "
+    "A run that ended as `no_signal`, or that the guard stopped (`guard`), ended by a rule of its "
     "own: scripts look at `outcome` in `headway report RUN --json`.",
     1: "A fault, with its traceback, and the run's directory where there is one. A full disk "
     "(`disk_full`) has one line.",
@@ -91,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         if not user_errors:
             click.echo(visible("".join(traceback.format_exception(error))), nl=False, err=True)
+            if not isinstance(error, HeadwayError) and (place := place_of_users(error)):
+                click.echo(visible(f"error: {type(error).__name__}: {error}, raised at {place}"), err=True)
             return 1
         for user_error in user_errors:
             click.echo(visible(f"error: {user_error}"), err=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headway.cli.arguments import check_run, naming, overrides_argument, run_argument
+from headway.cli.output import until_nobody_reads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,5 +37,6 @@ def command(run: Path, overrides: tuple[str, ...], dry_run: bool) -> int:
 
     with naming(run):
         plan = prune(run, overrides, dry_run=dry_run)
-    click.echo(plan_text(run, plan, dry_run=dry_run))
+    with until_nobody_reads():
+        click.echo(plan_text(run, plan, dry_run=dry_run))
     return 0

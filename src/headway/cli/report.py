@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headway.cli.arguments import check_run, naming, run_argument
+from headway.cli.output import until_nobody_reads
 from headway.core.errors import RunDirectoryError
 from headway.telemetry.supervised import is_supervised, read_supervised
 
@@ -60,7 +61,7 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
     check_run(run)
     if as_json and (page is not None or events is not None):
         raise click.UsageError("Give --json alone: with --html or --tensorboard nothing else is printed.")
-    with naming(run):
+    with naming(run), until_nobody_reads():
         if page is not None:
             _write_page(run, page)
         if events is not None:
@@ -116,10 +117,12 @@ def _write_page(run: Path, file: Path) -> None:
     for record in journal:
         data.feed(record)
         table.feed(record)
-    settings = [
-        SettingRow(row.key, row.value, row.default, row.differs, row.doc)
-        for row in compared(data.header.config)
-    ]
+    began = {row.key: row.value for row in compared(data.header.config)}
+    settings: list[SettingRow] = []
+    for row in compared(data.config):
+        before = began.get(row.key, "not set")
+        changed = before if before != row.value else None
+        settings.append(SettingRow(row.key, row.value, row.default, row.differs, row.doc, changed))
     transcripts = _transcripts(run, table.records())
     name, state = run.resolve().name, _state(run, data)
     page = render(data, name=name, settings=settings, state=state, transcripts=transcripts)
@@ -175,7 +178,7 @@ def _supervised(run: Path, as_json: bool, files: bool) -> int:
             value=str(run),
             remedy="Leave them out: its report is text, and --json is all of it",
         )
-    with naming(run):
+    with naming(run), until_nobody_reads():
         found = read_supervised(run)
         click.echo(supervised_json(found) if as_json else supervised_text(found), nl=as_json)
     return 0

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headway.telemetry.rollout_select import Order, Selection
 
 _TABLE_LIMIT, _SHOW_LIMIT = 20, 3
+_WANTED = {"slowest": ("time", "mostly"), "worst": ("why",), "best": ("why",)}
 _STATES = ("running", "scoring", "scored", "queued", "training")
 _ORDERS = {
     "newest": "newest first",
@@ -94,10 +95,10 @@ def command(
 
     RUN is the directory of a run that goes on, was killed, or has ended. Shows a table, transcripts, or
     writes files. Without options the newest rollouts, one a line: reward and advantage, sampled tokens,
-    the step that trained it and the age of its oldest token there, its fate, and where most of its time
-    went. A transcript shows every token as text: what the environment wrote is dim, what the policy
-    sampled in colour or between [[ and ]], with policy version and log-probs. docs/rollouts.md describes
-    the files.
+    the step that trained it and the age of its oldest token there, its fate, where most of its time went,
+    and the first reason of its reward, cut to a terminal's width and whole in a pipe. A transcript
+    shows every token as text: what the environment wrote is dim, what the policy sampled in colour or between
+    [[ and ]], with policy version and log-probs. docs/rollouts.md describes the files.
 
     \b
     Examples:
@@ -142,7 +143,7 @@ def command(
         if transcripts:
             _show(run, shown, full=full, logprobs=logprobs)
         else:
-            _print_table(shown, wanted=("time", "mostly") if order == "slowest" else ())
+            _print_table(shown, wanted=_WANTED.get(order or "", ()))
         _say_how_many(len(shown), len(found), len(records), selection, transcripts=transcripts)
     return 0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from headway.cli.arguments import overrides_argument
+from headway.cli.output import until_nobody_reads
 
 SMOKE = ("sft.steps=2",)
 
@@ -43,7 +44,8 @@ def command(config: Path, overrides: tuple[str, ...], print_config: bool, smoke:
     given = (*(SMOKE if smoke else ()), *overrides)
     resolved = load_sft_config(config, given)
     if print_config:
-        click.echo(render_config(resolved), nl=False)
+        with until_nobody_reads():
+            click.echo(render_config(resolved), nl=False)
         return 0
     if others := sections_not_read(config):
         names = " ".join(f"[{name}]" for name in others)

@@ -13,9 +13,11 @@ from headway.cli.arguments import check_run, naming, run_argument
 @run_argument
 @click.option("--wait", is_flag=True, help="Return when its process is gone.")
 def command(run: Path, wait: bool) -> int:
-    r"""Stop a run that goes on, as Ctrl-C does.
+    r"""Stop a run that goes on, in order.
 
-    RUN is its directory. It finishes its step, writes a checkpoint and ends; `headway resume` goes on.
+    RUN is its directory. It finishes its step, writes a checkpoint and ends; `headway resume` goes on. Its
+    outcome is `interrupted`, as after Ctrl-C; but the command that drives it exits with 0, for nothing was
+    broken off.
 
     \b
     Examples:
@@ -23,10 +25,10 @@ def command(run: Path, wait: bool) -> int:
       headway stop runs/quickstart --wait && headway resume runs/quickstart queue.bound=4
     """
     check_run(run)
-    from headway.runtime.control import ask, wait_for_the_end
+    from headway.runtime.control import STOP, ask, wait_for_the_end
 
     with naming(run):
-        for line in ask(run, "stop", ("headway stop",)):
+        for line in ask(run, "stop", (STOP,)):
             click.echo(line)
         if wait:
             wait_for_the_end(run)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headway.cli.arguments import overrides_argument, view_option
+from headway.cli.output import until_nobody_reads
 
 if TYPE_CHECKING:
     from headway.telemetry.settings import Choice
@@ -57,7 +58,8 @@ def command(
     if print_config:
         for line in idle_settings(resolved, config, given):
             click.echo(line, err=True)
-        click.echo(render_config(resolved), nl=False)
+        with until_nobody_reads():
+            click.echo(render_config(resolved), nl=False)
         return 0
     from headway.runtime.train import train
 

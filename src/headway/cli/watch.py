@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headway.cli.arguments import check_run, naming, run_argument
+from headway.cli.output import until_nobody_reads
 from headway.telemetry.supervised import is_supervised
 
 if TYPE_CHECKING:
@@ -41,5 +42,6 @@ def command(run: Path, once: bool, lines: bool, every: float) -> int:
         check_run(run)
     from headway.runtime.watch import watch
 
-    with naming(run):
+    with naming(run), until_nobody_reads():
         return watch(run, once=once, lines=lines, every_s=every)
+    return 0

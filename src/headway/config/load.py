@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -36,6 +37,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     The environment's arguments are completed with their defaults, and files of the user's own code get
     absolute paths, so that the config says all that a run depends on and a copy of it means the same.
     A relative path in the file is relative to the file's folder, one in an override to the current directory.
+    Arguments of an environment that an override replaces are left out, which a line on stderr says.
 
     Args:
         path: the file; None takes all values from the overrides.
@@ -46,6 +48,8 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         UserError: when the file cannot be read or is no TOML.
     """
     source = read_source(path, overrides)
+    if source.left_out:
+        print(f"note: {source.left_out}", file=sys.stderr, flush=True)
     _set_aside(source, SftConfig, Config, "headway sft")
     _fix_hooks(source, Path() if path is None else path.parent)
     config = validate(Config, source, examples=EXAMPLES, rules=RULES)

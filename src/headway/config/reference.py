@@ -26,7 +26,9 @@ be overridden on the command line, and the last one wins:
     headway train examples/quickstart.toml queue.bound=0 run.name=sync model.path=./my-model
 
 An override's value is read as TOML; what is no TOML is taken as a string, so strings rarely need quotes.
-An empty value (`queue.bound=`) restores the default. Unknown keys, wrong types and values out of bounds are
+An empty value (`queue.bound=`) restores the default. An `environment.name` on the command line other than the
+file's leaves out the file's `environment.args`, for they belong to the file's environment; a line on stderr
+says so, and arguments on the command line stay. Unknown keys, wrong types and values out of bounds are
 errors, all shown at once with file and line. A setting that you changed and that has no effect under the
 others, such as `partial.after_steps` while `partial.park` is `"never"`, is a warning on stderr at the start.
 `headway train CONFIG --print-config` shows the outcome.

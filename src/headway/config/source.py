@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import shlex
 import tomllib
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headway.config import positions
 from headway.core.errors import ConfigError, UserError
+from headway.core.hooks import absolute
 
 if typing.TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 COMMAND_LINE = "command line"
+_ARGUMENTS = ("environment", "args")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class Source:
     file: str  # as the user named it
     values: dict[str, Any]  # nested tables
     places: dict[positions.Path, str]  # `file:line` or `command line` of every table and key
+    left_out: str = ""  # one sentence on what of the file is not looked at, empty where all is
 
     def is_given(self, key: str) -> bool:
         """Say whether the user wrote this dotted key."""
@@ -43,6 +48,8 @@ class Source:
 def read_source(path: Path | None, overrides: Sequence[str]) -> Source:
     """Read the file, if there is one, and apply `key=value` overrides in order.
 
+    Where they name another environment than the file, the file's environment.args are left out.
+
     Raises UserError when the file cannot be read or parsed, and ConfigError for malformed overrides.
     """
     text = "" if path is None else _read_text(path)
@@ -52,16 +59,42 @@ def read_source(path: Path | None, overrides: Sequence[str]) -> Source:
     except tomllib.TOMLDecodeError as error:
         raise _syntax_error(str(error), file, text) from None
     places = {key: f"{file}:{line}" for key, line in positions.key_lines(text).items()}
-    source = Source(file, values, places)
     problems: list[UserError] = []
+    parsed: list[tuple[positions.Path, Any]] = []
     for override in overrides:
         try:
-            _apply(source, *parse_override(override))
+            parsed.append(parse_override(override))
         except UserError as error:
             problems.append(error)
+    source = Source(file, values, places)
+    if path is not None:
+        source = dataclasses.replace(source, left_out=_leave_out_arguments(source, path.parent, parsed))
+    for key, value in parsed:
+        _apply(source, key, value)
     if problems:
         raise ConfigError(problems)
     return source
+
+
+def _leave_out_arguments(
+    source: Source, folder: Path, overrides: Sequence[tuple[positions.Path, Any]]
+) -> str:
+    """Take the file's environment.args out when the command line names another environment.
+
+    Returns the sentence for `Source.left_out`.
+    """
+    environment = source.values.get("environment")
+    if not isinstance(environment, dict) or any(key == _ARGUMENTS for key, _ in overrides):
+        return ""
+    table = typing.cast("dict[str, Any]", environment)
+    old, new = table.get("name"), dict(overrides).get(("environment", "name"))
+    if not (isinstance(old, str) and isinstance(new, str) and table.get("args")):
+        return ""
+    if absolute(old, folder) == absolute(new, Path()):
+        return ""
+    where = source.where("environment.args")
+    _apply(source, _ARGUMENTS, None)
+    return f"environment.args of {where} belong to {old} and are left out"
 
 
 def parse_override(text: str) -> tuple[positions.Path, Any]:
@@ -125,7 +158,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except IsADirectoryError:
-        remedy = f"Give a TOML file; to go on with a run: headway resume {path}"
+        remedy = f"Give a TOML file; to go on with a run: headway resume {shlex.quote(str(path))}"
         raise UserError(
             "the config must be a file, not a directory", value=str(path), remedy=remedy
         ) from None

@@ -141,6 +141,14 @@ def value_of(config: Config | SftConfig, key: str) -> Any:
     return getattr(getattr(config, section), name)
 
 
+def in_words(config: Config | SftConfig, key: str) -> str:
+    """Return the value of a full key as a person reads it: with what it stands for, where it only points."""
+    value = value_of(config, key)
+    if key == "queue.depth" and value == -1 and isinstance(config, Config):
+        return f"-1, the bound: {config.queue.bound}"
+    return repr(value)
+
+
 def _parents(parts: Sequence[str]) -> list[str]:
     return [".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
 

@@ -175,8 +175,13 @@ def _convert_list(value: Any, hint: Any, rule: Rule) -> Any:
         try:
             converted.append(convert(entry, entry_hint, rule))
         except Mismatch as mismatch:
-            raise Mismatch(f"entry {index} {mismatch.rule}", mismatch.remedy) from mismatch
+            raise Mismatch(f"the {_ordinal(index + 1)} entry {mismatch.rule}", mismatch.remedy) from mismatch
     return converted if get_origin(hint) is list else tuple(converted)
+
+
+def _ordinal(number: int) -> str:
+    words = ("first", "second", "third", "fourth", "fifth")
+    return words[number - 1] if number <= len(words) else f"{number}th"
 
 
 def _convert_table(value: Any, hint: Any, rule: Rule) -> dict[str, Any]:

@@ -110,6 +110,12 @@ def place_in_hook(error: BaseException) -> str:
     return f"{last.filename}:{last.lineno}"
 
 
+def place_of_users(error: BaseException) -> str:
+    """Return `FILE:LINE` of the last line of the user's own code on the way to an error, empty without."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
 def is_users(file: str) -> bool:
     """Say whether a file of code is neither Headway's, nor Python's, nor an installed package's."""
     path = Path(file)
@@ -146,6 +152,8 @@ def _import_file(file: Path, name: str) -> ModuleType:
 
 def _raised(error: BaseException) -> str:
     """Return what was raised and by which line of somebody else's code."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:  # no line of it ran
+        return f"raised {type(error).__name__}: {error.msg} at {Path(error.filename).name}:{error.lineno}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
     at = "" if frame.filename.startswith("<") else f" at {Path(frame.filename).name}:{frame.lineno}"
     return f"raised {type(error).__name__}: {error}{at}"

@@ -23,7 +23,8 @@ def nearest_key(section: str, name: str, keys: Mapping[str, Sequence[str]]) -> s
     """Return the full key that `section.name` was probably meant to be.
 
     In this order: a name in this section that is as good as the same, the same name in exactly one other
-    section, a similar name in this section, a similar name anywhere. `keys` maps each section to its keys.
+    section, a similar name in this section, almost the same name anywhere. `keys` maps each section to its
+    keys.
     """
     own = nearest(name, keys.get(section, ()), cutoff=_ALMOST) or _begun(name, keys.get(section, ()))
     if own is not None:
@@ -34,7 +35,7 @@ def nearest_key(section: str, name: str, keys: Mapping[str, Sequence[str]]) -> s
     if (found := nearest(name, keys.get(section, ()))) is not None:
         return f"{section}.{found}"
     everywhere = {other: home for home, names in keys.items() for other in names}
-    found = nearest(name, everywhere)
+    found = nearest(name, everywhere, cutoff=_ALMOST)
     return None if found is None else f"{everywhere[found]}.{found}"
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.core.errors import DiskFullError, EngineError, HeadwayError, SandboxError
-from headway.core.hooks import is_users
+from headway.core.errors import DiskFullError, EngineError, EnvironmentSetupError, HeadwayError, SandboxError
+from headway.core.hooks import is_users, place_in_hook
 from headway.environments.record import ReplayDivergedError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from headway.core.events import Owner
 
 
@@ -31,6 +34,28 @@ def owner_and_cause(error: Exception) -> tuple[Owner, str]:
     if isinstance(error, ReplayDivergedError):
         return "environment", "replay_diverged"
     return "environment", "exception"
+
+
+def raised(error: BaseException, when: str) -> EnvironmentSetupError:
+    """Return what the environment's own code raised before a run began, and in which line of it."""
+    place = place_in_hook(error)
+    return EnvironmentSetupError(
+        f"the environment must not fail while {when}: {type(error).__name__}: {error}"
+        + (f", raised at {place}" if place else ""),
+        remedy="Mend the environment; headway env try runs one rollout of it",
+        key="environment.name",
+    )
+
+
+@contextmanager
+def blamed(when: str) -> Generator[None]:
+    """Make whatever the environment's own code raises inside bad input, such as `being built`."""
+    try:
+        yield
+    except HeadwayError:
+        raise
+    except Exception as error:  # it may raise anything
+        raise raised(error, when) from error
 
 
 def describe_exception(error: BaseException) -> str:

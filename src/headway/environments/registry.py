@@ -10,7 +10,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from inspect import get_annotations, getattr_static, isclass, isfunction, signature
+from inspect import (
+    get_annotations,
+    getattr_static,
+    isclass,
+    iscoroutinefunction,
+    isfunction,
+    signature,
+    unwrap,
+)
 from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.check import describe_type
@@ -134,6 +142,13 @@ def _check_methods(name: str, cls: type[Any]) -> None:
         method = getattr_static(cls, part, None)
         if "def " not in form or not isfunction(method):
             continue
+        if form.startswith("async ") and not iscoroutinefunction(unwrap(method)):
+            raise EnvironmentSetupError(
+                f"the environment's {part} must be async: Headway awaits it",
+                value=name,
+                key="environment.name",
+                remedy=f"Add to the class: {form} (docs/hooks.md)",
+            )
         parameters = form[form.index("(") + 1 : form.index(")")].split(", ")
         try:
             signature(method).bind(*parameters)

@@ -12,6 +12,7 @@ from headway.core.payload import Payload, PayloadWriter
 from headway.core.protocols import Outcome
 from headway.environments.faults import PayloadError, describe_exception
 from headway.environments.supervised import OverdueError
+from headway.rewards.check import MalformedRewardFault
 
 if TYPE_CHECKING:
     from headway.core.commands import Score, StartRollout
@@ -76,12 +77,12 @@ def scored(command: Score, reward: Reward, duration_s: float, sandbox_start_s: f
 
 
 def score_failed(command: Score, error: Exception) -> ScoreFailed:
-    """Return the event of a failed scoring; cause timeout, sandbox, not_finite or exception."""
+    """Return the event of a failed scoring; cause timeout, sandbox, not_finite, malformed or exception."""
     cause = "exception"
     if isinstance(error, OverdueError):
         cause = "timeout"
     elif isinstance(error, SandboxError):
         cause = "sandbox"
     elif isinstance(error, RewardFault):
-        cause = "not_finite"
+        cause = "malformed" if isinstance(error, MalformedRewardFault) else "not_finite"
     return ScoreFailed(command.rollout, command.attempt, command.tries, cause, describe_exception(error))

@@ -29,6 +29,7 @@ from headway.core.events import (
 from headway.core.notes import AttemptFailed, RolloutSettled
 from headway.core.payload import PayloadWriter, read_payload
 from headway.core.records import Task
+from headway.environments.faults import blamed
 from headway.environments.host import HostSettings, RolloutHost
 from headway.telemetry.records import Entry
 from headway.telemetry.rollout_table import RolloutTable
@@ -76,9 +77,11 @@ async def try_once(
 ) -> Trial:
     """Run one rollout and score it.
 
-    Raises DeadlineError when that takes longer than `timeout_s`.
+    Raises EnvironmentSetupError when the task cannot be made, DeadlineError when that takes
+    longer than `timeout_s`.
     """
-    task = environment.task(split, index, level)
+    with blamed(f"making {split} task {index}"):
+        task = environment.task(split, index, level)
     events: asyncio.Queue[Event] = asyncio.Queue()
     clock = RunClock()
     with tempfile.TemporaryDirectory(prefix="headway-try-") as folder:

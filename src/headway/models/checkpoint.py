@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from headway.core.errors import ModelError
+from headway.core.near import did_you_mean, nearest
 from headway.models import from_gguf
 from headway.models.cache import (
     MANIFEST,
@@ -48,7 +49,9 @@ def resolve(model: str, cache_dir: Path | None = None, progress: Progress = sile
     if model in FETCHABLE:
         return cached(model, cache_dir) or fetch(model, cache_dir, progress)
     if _looks_like_path(model):
-        raise ModelError("A model directory must exist", value=model, remedy=_choices())
+        near = did_you_mean(nearest(model, FETCHABLE, cutoff=0.8))
+        near += " " * bool(near)
+        raise ModelError("A model directory must exist", value=model, remedy=f"{near}{_choices()}")
     return _from_hub(model, progress)
 
 
@@ -143,7 +146,11 @@ def _from_hub(model: str, progress: Progress) -> Path:
         return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        rule = f"A Hub model must exist and be reachable: {reason}"
+        said = f"did not answer: {reason.removeprefix('Got: ')}"
+        if getattr(error, "response", None) is not None:
+            said = f"refused it: {reason}"
+        place = Path(model).expanduser().absolute()
+        rule = f"A model must be there: there is no folder {place}, and the Hub {said}"
         raise ModelError(rule, value=model, remedy=_choices()) from error
 
 

@@ -47,7 +47,7 @@ def _settle_eval(ctx: Context, group: GroupState) -> None:
         evaluation.num_scored_tasks += 1
         evaluation.sum_solved += solved / len(scored)
         evaluation.num_solved_tasks += solved > 0
-    if ctx.settings.eval.only:
+    if ctx.settings.eval.only or ctx.state.step == 0:  # at the start: what fails always ends the run soon
         ctx.state.failed_groups = 0 if scored else ctx.state.failed_groups + 1
     for rollout in group.rollouts:
         if rollout.station == "scored":

@@ -28,6 +28,7 @@ _FATES: dict[str, Fate] = {
     "stale": "stale",
     "voided": "voided",
 }
+FAULTS = ("infrastructure", "environment", "reward")
 CROSSING = ("length", "repetition", "environment", "value")  # whose pruning an end that crosses it undoes
 _TOTAL_TIMEOUTS = 4  # an attempt that keeps making progress may take this many idle timeouts
 

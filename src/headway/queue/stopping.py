@@ -128,7 +128,8 @@ def finish(ctx: Context) -> None:
             oversampling.end(ctx, group)
         elif carry and group.purpose == "train":
             for rollout in group.rollouts:
-                ctx.settle(rollout, "carried")
+                failed = rollout.station == "lost" and rollout.owner in rollouts.FAULTS
+                ctx.settle(rollout, rollouts.fate_of_loss(rollout) if failed else "carried")
             group.carried = True
         else:
             close(ctx, group)

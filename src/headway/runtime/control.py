@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from headway.config.live import not_live
-from headway.config.stages import at_this_stage, change, idle_at_this_stage, value_of
+from headway.config.stages import at_this_stage, change, idle_at_this_stage, in_words
 from headway.core.codec import to_plain
 from headway.core.errors import ConfigError, HeadwayError, RunDirectoryError, UserError
 from headway.core.events import EvalDue, SettingChanged, StopAsked
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headway.core.events import Event
     from headway.runtime.wire import Link
 
+STOP = "headway stop"  # the reason of a StopAsked that somebody asked for in words, not by a signal
 _LOOK_S = 0.2  # between two looks whether it is there
 _ANSWER_S = 15.0  # that the driver may take
 _REQUEST_S = 5.0  # that a request may take to arrive
@@ -108,7 +109,7 @@ class Control:
         lines = await asyncio.to_thread(idle_at_this_stage, config, path, earlier, overrides)
         for key, value in changes:
             self._emit(SettingChanged(key, to_plain(value), checked=True))
-            lines.append(f"{key} = {value!r} from now on (was {value_of(before, key)!r})")
+            lines.append(f"{key} = {value!r} from now on (was {in_words(before, key)})")
         self._changes += changes
         return lines or ["nothing changes: the settings have these values already"]
 

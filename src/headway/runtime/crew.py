@@ -53,6 +53,7 @@ class Death:
     error: HeadwayError | None  # what it raised, when that was one of ours
     cause: str  # one line
     trace: str  # its traceback, or the end of its log
+    place: str = ""  # `FILE:LINE` of the user's own code that raised
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ class Crew:
     async def listen(self, worker: Worker) -> None:
         """Turn one worker's messages into events until it ends."""
         limit_s = worker.job.config.run.lost_after_s
-        told: tuple[HeadwayError | None, str, str] | None = None
+        told: tuple[HeadwayError | None, str, str, str] | None = None
         silent = False
         while True:
             try:

@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
@@ -52,7 +53,8 @@ def create(parent: Path, name: str, folders: Sequence[str] = _FOLDERS) -> Path:
             ) from error
         raise RunDirectoryError(
             f"the run directory {path} exists already",
-            remedy=f"Continue it with `headway resume {path}`, or choose another name with run.name=NAME.",
+            remedy=f"Continue it with `headway resume {shlex.quote(str(path))}`, or choose another name with "
+            "run.name=NAME.",
             key="run.name",
         ) from error
     except OSError as error:

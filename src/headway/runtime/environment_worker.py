@@ -27,7 +27,7 @@ from headway.core.payload import PayloadWriter
 from headway.core.protocols import EngineCapabilities, Environment
 from headway.core.records import ROUTED_EXPERTS, Message
 from headway.core.segments import segments
-from headway.environments.faults import describe_exception
+from headway.environments.faults import blamed, describe_exception
 from headway.environments.generation import GenerationLimits
 from headway.environments.host import HostSettings, RolloutHost
 from headway.environments.registry import build
@@ -52,7 +52,8 @@ _PROMPTS_CHECKED = 8  # of each split, before anything is generated
 async def serve(job: Job, link: Link) -> None:
     """Build the environment, then run rollouts until told to stop."""
     config = job.config
-    environments = build_all(config)
+    with blamed("being built"):
+        environments = build_all(config)
     renderer = Renderer(job.model_dir)
     check_levels(environments, config)
     for environment in environments.values():
@@ -111,7 +112,7 @@ def _obey(environments: Mapping[str, Environment], host: RolloutHost, link: Link
                 link.send("event", offer(environments, command))
             except Exception as error:
                 environment = environments[command.source]
-                text = f"environment {environment.name} raised {type(error).__name__}: {error}"
+                text = f"environment {environment.name} raised {describe_exception(error)}"
                 target = f"{command.split}/{command.index}"
                 link.send("event", CommandRefused("RequestTask", target, text))
         case StartRollout():
@@ -203,10 +204,12 @@ def expected_capabilities(config: Config) -> EngineCapabilities:
 
 
 def check_prompts(environment: Environment, renderer: Renderer, config: Config) -> None:
-    """Raise EnvironmentSetupError when a first prompt leaves no room for an answer."""
+    """Raise EnvironmentSetupError when a first prompt fails or leaves no room for an answer."""
     limit = config.generator.max_context_tokens
     for split in ("train", "eval"):
-        for index, length in enumerate(prompt_lengths(environment, renderer, split, _PROMPTS_CHECKED)):
+        with blamed(f"posing its first {split} tasks"):
+            lengths = prompt_lengths(environment, renderer, split, _PROMPTS_CHECKED)
+        for index, length in enumerate(lengths):
             if length >= limit:
                 raise no_room(environment, split, index, length, limit)
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -30,7 +31,7 @@ from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.queue.verdict import verdict_function
 from headway.runtime import directory, reserve, retention, snapshots
-from headway.runtime.control import Control, control_address
+from headway.runtime.control import STOP, Control, control_address
 from headway.runtime.crew import Crew, Death, Worker
 from headway.runtime.housekeeper import Housekeeper, Tidy
 from headway.runtime.job import Job, Role, checkpoint_dir, weights_dir
@@ -94,7 +95,7 @@ def live(prepared: Prepared) -> int:
 
 def _live(prepared: Prepared) -> int:
     calm_collector()
-    run_dir = prepared.run_dir
+    run_dir, run = prepared.run_dir, shlex.quote(str(prepared.run_dir))
     record = directory.LifeRecord(
         os.getpid(), prepared.run_id, str(_weights_dir(prepared)), directory.this_host()
     )
@@ -108,7 +109,7 @@ def _live(prepared: Prepared) -> int:
             Path(record.weights_dir).mkdir(mode=0o700, exist_ok=True)
             finish, death = asyncio.run(_Life(prepared, Path(record.weights_dir)).run())
         except (KeyboardInterrupt, asyncio.CancelledError):
-            prepared.say(f"stopped at once; `headway resume {run_dir}` goes on from the last checkpoint")
+            prepared.say(f"stopped at once; `headway resume {run}` goes on from the last checkpoint")
             return EXIT_INTERRUPTED
         except (DiskFullError, BaseExceptionGroup) as error:  # no room to journal how it ended
             if not isinstance(first_of(error), DiskFullError):
@@ -116,14 +117,33 @@ def _live(prepared: Prepared) -> int:
             prepared.say(f"error: {first_of(error)}")
             return EXIT_FAILED
     if finish.failed:
-        prepared.say(
-            f"the run stays in {run_dir}; `headway resume {run_dir}` goes on from its last checkpoint"
-        )
+        goes_on = "it has no checkpoint"
+        if prepared.metrics.checkpoints:
+            goes_on = f"`headway resume {run}` goes on from its last checkpoint"
+        prepared.say(f"the run stays in {run_dir}; {goes_on}")
         if death is not None and death.cause in finish.message:
             raise _original(death)
         prepared.say(f"error: {finish.message}")
         return EXIT_FAILED
-    return EXIT_INTERRUPTED if finish.outcome == "interrupted" else EXIT_OK
+    for line in next_steps(finish, prepared):
+        prepared.say(line)
+    in_order = finish.message == STOP and not prepared.config.eval.only  # else the result is missing
+    return EXIT_INTERRUPTED if finish.outcome == "interrupted" and not in_order else EXIT_OK
+
+
+def next_steps(finish: Finish, prepared: Prepared) -> list[str]:
+    """Return what a person may do with a run that ended in order, on one line."""
+    run_dir = prepared.run_dir
+    if prepared.config.eval.only:
+        return []
+    if finish.outcome == "interrupted":
+        return [f"`headway resume {run_dir}` goes on"]
+    if not prepared.metrics.steps.steps_ended:
+        return []
+    return [
+        f"look at it: headway report {run_dir}; headway rollouts {run_dir} --worst; "
+        f"headway export {run_dir} DIR"
+    ]
 
 
 def sweep(config: Config, record: directory.LifeRecord, run_dir: Path) -> None:
@@ -149,7 +169,7 @@ def _write_summary(prepared: Prepared) -> None:
     except OSError as error:
         prepared.say(
             f"warning: {prepared.run_dir / directory.SUMMARY} cannot be written: {error.strerror}; "
-            f"`headway report {prepared.run_dir}` has what it would hold"
+            f"`headway report {shlex.quote(str(prepared.run_dir))}` has what it would hold"
         )
 
 
@@ -158,6 +178,8 @@ def _original(death: Death) -> HeadwayError:
     name = f"{death.job.role} worker {death.job.name}"
     error = death.error or WorkerDiedError(f"{name} died: {death.cause}")
     error.add_note(f"--- the last words of {name} ---\n{death.trace.rstrip()}")
+    if death.place:
+        error.add_note(f"error: {death.cause}, raised at {death.place}")
     return error
 
 

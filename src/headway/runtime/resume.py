@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.config.compose import Config
 from headway.config.load import load_config
-from headway.config.stages import Change, change, idle_at_this_stage, value_of
+from headway.config.stages import Change, change, idle_at_this_stage, in_words
 from headway.core.codec import to_plain
 from headway.core.errors import RunDirectoryError, UserError
 from headway.core.events import RunResumed, SettingChanged
@@ -111,7 +112,7 @@ def _resume(
             "that they had"
         )
     for key, value in stage.changes:
-        say(f"{key} = {value!r} from now on (was {value_of(stage.before, key)!r})")
+        say(f"{key} = {value!r} from now on (was {in_words(stage.before, key)})")
     changes = (SettingChanged(key, to_plain(value), checked=True) for key, value in stage.changes)
     return live(
         Prepared(
@@ -152,7 +153,8 @@ def has_room(run_dir: Path, metrics: RunMetrics) -> None:
         reserve.give_up(run_dir)
         raise RunDirectoryError(
             f"{run_dir} must have room for the next checkpoint, {size(needed)}: {size(free)} are free there",
-            remedy=f"Free room; `headway prune {run_dir} --dry-run` says what the run can spare.",
+            remedy=f"Free room; `headway prune {shlex.quote(str(run_dir))} --dry-run` says what the run can "
+            "spare.",
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import signal
 import warnings
 from collections.abc import Callable, Generator, Iterator
@@ -29,7 +30,7 @@ from headway.runtime.life import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from headway.runtime.sft_model import MODEL, write_trained_model
 from headway.runtime.sft_rows import SftRows
 from headway.telemetry.supervised import RecordWriter, read_supervised
-from headway.telemetry.supervised_progress import SftProgress
+from headway.telemetry.supervised_progress import SftProgress, lowest_before_the_end
 from headway.telemetry.supervised_report import supervised_summary
 from headway.trainer.order import Order
 
@@ -56,6 +57,11 @@ class SftPrepared:
     lineage: int
     checkpoint: Path | None
     say: Callable[[str], None]
+
+    @property
+    def quoted(self) -> str:
+        """The run directory as a shell takes it."""
+        return shlex.quote(str(self.run_dir))
 
 
 def order_of(config: SftConfig, rows: SftRows) -> Order:
@@ -86,11 +92,13 @@ def live_sft(prepared: SftPrepared) -> int:
         try:
             return _Life(prepared).run()
         except KeyboardInterrupt:
-            prepared.say(f"stopped at once; `headway resume {run_dir}` goes on from the last checkpoint")
+            prepared.say(
+                f"stopped at once; `headway resume {prepared.quoted}` goes on from the last checkpoint"
+            )
             return EXIT_INTERRUPTED
         except DiskFullError as error:
             prepared.say(f"error: {error}")
-            prepared.say(f"the run stays in {run_dir}; `headway resume {run_dir}` goes on")
+            prepared.say(f"the run stays in {run_dir}; `headway resume {prepared.quoted}` goes on")
             return EXIT_FAILED
 
 
@@ -131,7 +139,7 @@ class _Life:
             message = error.rule if isinstance(error, HeadwayError) else repr(error)
             with contextlib.suppress(DiskFullError):  # then the record ends as that of a killed run
                 self._write("ended", step=self._trainer.steps, outcome="failed", message=message)
-            error.add_note(f"`headway resume {self._prepared.run_dir}` goes on from the last checkpoint")
+            error.add_note(f"`headway resume {self._prepared.quoted}` goes on from the last checkpoint")
             raise
 
     def _make_trainer(self) -> LocalTrainer:
@@ -228,7 +236,7 @@ class _Life:
         self._save()
         message = f"{self._stop} at step {self._trainer.steps}"
         self._write("ended", step=self._trainer.steps, outcome="interrupted", message=message)
-        self._prepared.say(f"interrupted and saved; `headway resume {self._prepared.run_dir}` goes on")
+        self._prepared.say(f"interrupted and saved; `headway resume {self._prepared.quoted}` goes on")
         return EXIT_INTERRUPTED
 
     def _complete(self) -> int:
@@ -236,6 +244,8 @@ class _Life:
         run_dir = self._prepared.run_dir
         write_trained_model(run_dir, self._trainer.steps, self._prepared.model_dir, self._config)
         self._write("ended", step=self._trainer.steps, outcome="complete", message="")
+        if best := lowest_before_the_end(read_supervised(run_dir).evals):
+            self._prepared.say(best)
         self._prepared.say(f"complete after {self._trainer.steps} steps; the model is in {run_dir / MODEL}")
         self._prepared.say(f"go on with: headway train CONFIG model.path={run_dir / MODEL}")
         return EXIT_OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
@@ -46,7 +47,7 @@ def write_trained_model(run_dir: Path, step: int, model_dir: Path, config: SftCo
             raise disk_full(run_dir / MODEL, num_bytes, full) from error
         said = getattr(error, "strerror", None) or error
         rule = f"the model must be written to {run_dir / MODEL}: {said}"
-        remedy = f"Mend that, then `headway resume {run_dir}` writes it"
+        remedy = f"Mend that, then `headway resume {shlex.quote(str(run_dir))}` writes it"
         raise HeadwayError(rule, remedy=remedy) from error
 
 

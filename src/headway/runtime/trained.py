@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +132,7 @@ def _choose(run: RunSoFar, step: int | None) -> Path:
             f"the run {run.path} has no checkpoint{'' if run.over else ' yet'}",
             remedy="It saves one when it ends, and each checkpoint.every_steps steps"
             if not run.over
-            else f"Go on with `headway resume {run.path}`: a run saves when it ends",
+            else f"Go on with `headway resume {shlex.quote(str(run.path))}`: a run saves when it ends",
         )
     if step is None:
         return checkpoint_path(checkpoint_dir(run.path), steps[-1])

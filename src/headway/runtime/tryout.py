@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from headway.core.events import Scored
+from headway.environments.faults import blamed
 from headway.environments.registry import build
 from headway.environments.trial import Trial
 from headway.environments.trial import try_once as run_trial
@@ -36,7 +37,8 @@ def try_once(config: Config, *, split: str, index: int, level: int | None, tempe
 async def _run(
     config: Config, model_dir: Path, split: str, index: int, level: int | None, temperature: float
 ) -> Trial:
-    environment = build(config.environment.name, config.environment.args, seed=config.run.seed)
+    with blamed("being built"):
+        environment = build(config.environment.name, config.environment.args, seed=config.run.seed)
     renderer = Renderer(model_dir)
     check_prompts(environment, renderer, config)
     provider = BubblewrapProvider(config.sandbox)

@@ -6,6 +6,7 @@ writes nothing into the run and asks nothing of its driver.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import deque
 from pathlib import Path
@@ -102,7 +103,7 @@ class _Watched:
 
     def ending(self) -> str:
         """Return what became of a run that no process drives."""
-        on = f"`headway resume {self._run_dir}` goes on"
+        on = f"`headway resume {shlex.quote(str(self._run_dir))}` goes on"
         match self.metrics.outcome:
             case "unfinished" if directory.life_record(self._run_dir) is not None:
                 return f"not running: killed; {on}"

@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
 from headway.core.errors import HeadwayError
+from headway.core.hooks import place_of_users
 from headway.runtime.wire import Link
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ async def _run(end: socket.socket) -> int:
     except* BaseException as group:
         error = _first(group)
         trace = "".join(traceback.format_exception(error))
-        link.send("died", error if isinstance(error, HeadwayError) else None, _one_line(error), trace)
+        own = error if isinstance(error, HeadwayError) else None
+        link.send("died", own, _one_line(error), trace, place_of_users(error))
         await link.flush()
         print(trace, file=sys.stderr)
         return_code = 1

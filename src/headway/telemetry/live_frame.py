@@ -153,7 +153,8 @@ def _doing(state: LiveState, now: float) -> tuple[str, str]:
         return f"stopping ({state.stopping})", NOTABLE
     if not state.started:
         ready, wanted = state.num_workers
-        return f"starting, {ready} of {wanted} processes are ready", NOTABLE
+        since = seconds(max(0.0, now - state.life_began))
+        return f"starting for {since}, {ready} of {wanted} processes are ready", NOTABLE
     if state.guard_paused or state.setting("guard", "paused", False):
         return "paused", BAD
     parts: list[str] = []

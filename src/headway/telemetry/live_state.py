@@ -63,6 +63,7 @@ class LiveState:
         flights: rollouts in flight, oldest attempt first.
         where: how many of them are where.
         started: every worker was there at once in this life.
+        life_began: when this life did, seconds.
         trainer: what the trainer does, "" while it waits for a batch; since `trainer_since`.
         evaluation: the evaluation in progress.
         stopping: outcome that the run is ending with, "" before.
@@ -82,6 +83,7 @@ class LiveState:
         self.replicas = ReplicaLoads()
         self.workers: set[str] = set()  # trainer and environments that joined
         self.started = False
+        self.life_began = 0.0
         self.trainer = ""
         self.trainer_since = 0.0
         self.saving: int | None = None  # step of the checkpoint that is being written
@@ -128,10 +130,7 @@ class LiveState:
     @property
     def num_workers(self) -> tuple[int, int]:
         """Workers that are ready, and workers that the run has."""
-        replicas = self.setting("generator", "replicas", 1)
-        trainers = 0 if self.metrics.facts.only_evaluates else 1
-        wanted = trainers + replicas + self.setting("environment", "workers", 1)
-        return len(self.workers) + self.replicas.num_up, wanted
+        return len(self.workers) + self.replicas.num_up, self.metrics.facts.num_processes
 
     # --- what the journal tells
 
@@ -186,7 +185,7 @@ class LiveState:
     def _run_event(self, t: float, event: events.Event) -> None:
         match event:
             case events.RunStarted() | events.RunResumed():
-                self._new_life()
+                self._new_life(t)
             case events.WorkerJoined():
                 self.workers.add(event.worker)
             case events.WorkerLost():
@@ -276,14 +275,14 @@ class LiveState:
         if key == "guard.paused" and not value:
             self.guard_paused = False
 
-    def _new_life(self) -> None:
+    def _new_life(self, t: float) -> None:
         self.flights.clear()
         self.where = dict.fromkeys(WHERE, 0)
         self.num_eval_flights = 0
         self.sandboxes.clear()
         self.replicas = ReplicaLoads()
         self.workers.clear()
-        self.started = False
+        self.started, self.life_began = False, t
         self.trainer, self.saving, self.evaluation, self.stopping = "", None, None, ""
         self.guard_paused, self._rewards = False, None
 

@@ -43,7 +43,7 @@ class RunMetrics:
         facts: what the header says.
         steps: the series of surviving steps, with the evaluations.
         outcome: of Finish; "unfinished" before.
-        now: time of the newest record, seconds.
+        now: time of the newest record, seconds; of Finish, once there is one.
         when_finished: called with each train rollout that is scored, before anything else follows of it.
     """
 
@@ -106,7 +106,8 @@ class RunMetrics:
     def feed(self, record: Entry | Stat) -> None:
         """Take the next record in."""
         if isinstance(record, Stat):
-            self._advance(record.t)
+            if self.outcome == "unfinished":  # else the workers are leaving, and the run is over
+                self._advance(record.t)
             self.driver.feed(record)
             self.disk.feed(record, self.steps.steps_ended)
             return

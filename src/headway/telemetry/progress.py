@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 HEADER_EVERY = 20  # step lines
+_FEW = 8  # rollouts; a mean of fewer says little
 _RECENT = 10  # steps that the time left is judged by
 
 
@@ -42,8 +43,17 @@ def _staleness(record: StepRecord) -> str:
     return f"{record.staleness_mean:.1f}/{record.staleness_max}"
 
 
+def _rests_on_few(record: StepRecord) -> bool:
+    """Say whether so few rollouts were scored that their mean is noise; a small batch is not few."""
+    return record.reward is not None and record.num_rollouts < min(_FEW, record.num_trained_rollouts or _FEW)
+
+
+def _reward(record: StepRecord) -> str:
+    return f"{number(record.reward, 2)}*" if _rests_on_few(record) else number(record.reward, 3)
+
+
 _COLUMNS = (
-    _Column("reward", 7, lambda step: number(step.reward, 3)),
+    _Column("reward", 7, _reward),
     _Column("eval", 6, lambda step: number(step.eval, 3)),
     _Column("solved", 7, lambda step: percent(step.solve_rate)),
     _Column("made/s", 9, lambda step: _rate(step.production_per_s)),
@@ -75,7 +85,8 @@ class Progress:
     made/s is the rate at which train rollouts are scored, used/s the rate at which the trainer takes them
     while it computes, wait the share of the step in which it did not compute or publish, queue the groups
     left with signal, stale the mean and largest age of the trained tokens, tokens a rollout's mean length,
-    no-signal the share of groups whose advantages are all 0. eval is the newest one since the last line.
+    no-signal the share of groups whose advantages are all 0. A reward with a * is the mean of a few rollouts,
+    with two digits in place of three. eval is the newest one since the last line.
     """
 
     def __init__(self, metrics: RunMetrics, width: Callable[[], int] = lambda: WIDTH) -> None:
@@ -83,6 +94,8 @@ class Progress:
         self._width = width
         self._columns: tuple[_Column, ...] = ()  # of the last header
         self._num_lines = 0
+        self._few_told = False  # what the * says
+        self._starting: tuple[float, set[str]] | None = None  # since when, who is ready
         self._resuming = False  # what changes now, `headway resume` says itself
         self._new_eval: float | None = None
         self._last_warning: dict[str, str] = {}
@@ -92,6 +105,7 @@ class Progress:
     def after(self, entry: Entry) -> list[str]:
         """Return the lines for an entry that the metrics were just fed with."""
         lines: list[str] = []
+        lines += self._start(entry)
         if isinstance(entry.event, events.StepEnded) and self._metrics.steps.records:
             lines += self._step(self._metrics.steps.records[-1])
         elif isinstance(entry.event, events.RunResumed):
@@ -118,6 +132,30 @@ class Progress:
                 lines.append(self._finish(command, entry.t))
         return [part for line in lines for part in _wrapped(line, self._width())]
 
+    def _start(self, entry: Entry) -> list[str]:
+        """Say that the processes of a life are started, and when the last one is ready."""
+        facts = self._metrics.facts
+        match entry.event:
+            case events.RunStarted() | events.RunResumed():
+                self._starting = entry.t, set()
+                trainer = "" if facts.only_evaluates else "trainer, "
+                return [f"starting: generator, {trainer}environment"]
+            case events.WorkerJoined(worker=name) | events.ReplicaJoined(replica=name):
+                if self._starting is None:
+                    return []
+                began, ready = self._starting
+                ready.add(name)
+                if len(ready) < facts.num_processes:
+                    return []
+                self._starting = None
+                return [f"ready after {seconds(entry.t - began)}"]
+            case events.WorkerLost(worker=name) | events.ReplicaLost(replica=name):
+                if self._starting is not None:
+                    self._starting[1].discard(name)
+                return []
+            case _:
+                return []
+
     def _finish(self, command: commands.Finish, t: float) -> str:
         """Say that it is over; the command prints a fault's message itself, at the very end."""
         if command.failed:
@@ -141,7 +179,11 @@ class Progress:
             self._columns, self._num_lines = columns, 0
         head = [] if self._num_lines % HEADER_EVERY else [_header(columns)]
         self._num_lines += 1
-        return [*head, f"{line}{seconds(time_left(self._metrics, self._metrics.now)):>9}"]
+        lines = [*head, f"{line}{seconds(time_left(self._metrics, self._metrics.now)):>9}"]
+        if _rests_on_few(record) and not self._few_told:
+            self._few_told = True
+            lines.append(f"{'*':>10} the mean of fewer rollouts than {_FEW}: it says little")
+        return lines
 
     def _rolled_back(self, note: notes.RolledBackTo, by_guard: bool) -> str:
         line = f"rolled back to step {note.step}: {note.reason}"

@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields
 from headway.core.records import Latency
 from headway.telemetry.rollout_record import RolloutRecord
 from headway.telemetry.text import UNKNOWN, number, percent, seconds
-from headway.telemetry.visible import short_line
+from headway.telemetry.visible import short_line, visible_line
 
 _GAP = "  "
+_LEAST_REASON = 20  # characters of it, where somebody asks for the column
 _MAX_NAME = 32  # characters of a task's id
 
 
@@ -21,6 +22,14 @@ def mostly(record: RolloutRecord) -> str:
     parts = {part.name: getattr(record.latency, part.name) for part in fields(Latency)}
     name = max(parts, key=lambda part: parts[part])
     return f"{part_name(name)} {percent(parts[name] / record.end_to_end_s)}"
+
+
+def reason(record: RolloutRecord) -> str:
+    """Return the first reason of the reward; of a rollout without a reward, how its last attempt failed."""
+    if record.reasons:
+        return " ".join(visible_line(record.reasons[0]).split())
+    message = record.failures[-1].message if record.failures and record.reward is None else ""
+    return " ".join(visible_line(message).split()) or UNKNOWN
 
 
 def part_name(field: str) -> str:
@@ -49,6 +58,7 @@ _COLUMNS = (
     _Column("fate", lambda r: r.state),
     _Column("time", lambda r: seconds(r.duration_s), right=True, leaves=4),
     _Column("mostly", mostly, leaves=3),
+    _Column("why", reason, leaves=1),
 )
 
 
@@ -57,15 +67,27 @@ def table_lines(
 ) -> list[str]:
     """Return a head and one line a rollout.
 
-    Columns that do not fit into `width` are left out, those that are `wanted` last.
+    Columns that do not fit into `width` are left out, those that are `wanted` last; the reason of a reward is
+    cut to the room that there is.
     """
     columns = [(column, [column.title, *(column.of(record) for record in records)]) for column in _COLUMNS]
+    reasons = columns[-1][1]
+    if all(text == UNKNOWN for text in reasons[1:]):
+        del columns[-1]
+    elif width is not None:
+        columns[-1] = (columns[-1][0], [text[:_LEAST_REASON] for text in reasons])
     while width is not None and _width(columns) > width:
         leaving = [column for column, _ in columns if column.leaves]
         if not leaving:
             break
         first = min(leaving, key=lambda column: (column.title in wanted, column.leaves))
         columns = [pair for pair in columns if pair[0] is not first]
+    if width is not None and columns[-1][0].title == "why":
+        room = width - _width(columns[:-1]) - len(_GAP)
+        columns[-1] = (
+            columns[-1][0],
+            [text if len(text) <= room else f"{text[: room - 1]}…" for text in reasons],
+        )
     aligned = [
         [cell.rjust(size) if column.right else cell.ljust(size) for cell in cells]
         for column, cells in columns

@@ -29,6 +29,14 @@ class RunFacts:
     model: ModelFacts | None = None
     lora_params: int | None = None
     only_evaluates: bool = False  # nothing is trained
+    num_replicas: int = 1
+    num_environment_workers: int = 1
+
+    @property
+    def num_processes(self) -> int:
+        """Workers that a life of the run begins with."""
+        trainers = 0 if self.only_evaluates else 1
+        return trainers + self.num_replicas + self.num_environment_workers
 
     @property
     def mode(self) -> str | None:
@@ -48,6 +56,8 @@ class RunFacts:
                 return replace(self, stop_wall_s=value or None)
             case "trainer.learning_rate":
                 return replace(self, learning_rate=value)
+            case "environment.workers":
+                return replace(self, num_environment_workers=value)
             case "guard.rollback_lr_scale":
                 return replace(self, rollback_lr_scale=value)
             case "guard.max_rollbacks":
@@ -67,8 +77,9 @@ class RunFacts:
 def facts_of(header: JournalHeader) -> RunFacts:
     """Read the facts.
 
-    They are `queue.bound`, `[stop]` and how the guard rolls back of the scheduler's settings,
-    `telemetry.solved_reward` and `trainer.learning_rate` of the config, and the header's own fields.
+    They are `queue.bound`, `[stop]` and how the guard rolls back of the scheduler's settings;
+    `telemetry.solved_reward`, `trainer.learning_rate` and the numbers of workers of the config; and the
+    header's own fields.
     """
     stop = _section(header.queue, "stop")
     solved = _section(header.config, "telemetry").get("solved_reward", SOLVED_REWARD)
@@ -88,6 +99,8 @@ def facts_of(header: JournalHeader) -> RunFacts:
         model=header.model,
         lora_params=header.lora_params,
         only_evaluates=only,
+        num_replicas=_section(header.config, "generator").get("replicas", 1),
+        num_environment_workers=_section(header.config, "environment").get("workers", 1),
     )
 
 

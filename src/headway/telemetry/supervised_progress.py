@@ -8,7 +8,7 @@ from headway.telemetry.supervised_report import perplexity
 from headway.telemetry.text import UNKNOWN, figures, number, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 LINE_EVERY_S = 2.0  # at most
 _COLUMNS = (
@@ -70,3 +70,15 @@ class SftProgress:
             change = f" ({loss - self._first_eval[1]:+.4f} since step {self._first_eval[0]})"
         shown = f"{loss:.4f} nats/token{change}, perplexity {figures(perplexity(loss))}"
         return f"evaluation at step {step}: {shown}, {num_rows} conversations"
+
+
+def lowest_before_the_end(evals: Sequence[Mapping[str, Any]]) -> str:
+    """Return the line that tells of a better evaluation than the last one, "" where there is none.
+
+    Args:
+        evals: lines of the record, in order; `loss` in nats a token.
+    """
+    known = [one for one in evals if one["loss"] is not None]
+    if not known or (best := min(known, key=lambda one: one["loss"]))["loss"] >= known[-1]["loss"]:
+        return ""
+    return f"evaluation was lowest at step {best['step']}: {best['loss']:.4f}; now {known[-1]['loss']:.4f}"

@@ -140,7 +140,7 @@ def test_the_title_says_what_goes_on(kit):
     s = kit.Script()
     s.event(0.0, e.RunStarted())
     s.event(1.0, e.WorkerJoined("trainer", "trainer"))
-    assert title(s) == "starting, 1 of 3 processes are ready"
+    assert title(s, 8.0) == "starting for 8.00s, 1 of 3 processes are ready"
     s.event(1.0, e.ReplicaJoined("r0", 0, 0, 0, 8))
     s.event(1.0, e.WorkerJoined("environment", "environment0"), n.EvalStarted(0, 0, 4))
     assert title(s) == "evaluating version 0, 0 of 4"
@@ -165,7 +165,7 @@ def test_the_title_says_what_goes_on(kit):
     s.event(12.0, e.DeadlinePassed(), c.Finish("interrupted", "SIGINT", False))
     assert title(s) == "finished (interrupted)"
     s.event(13.0, e.RunResumed(1, 1, 12.0))
-    assert title(s) == "starting, 0 of 3 processes are ready"
+    assert title(s) == "starting for 0.00s, 0 of 3 processes are ready"
 
 
 def test_a_resume_leaves_nothing_in_flight_but_what_is_scored_anew(kit):

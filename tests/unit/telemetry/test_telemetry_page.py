@@ -167,7 +167,7 @@ def test_text_of_users_is_shown_and_not_obeyed(kit):
     script.event(5.0, e.DeadlinePassed(), n.Stopping("failed", EVIL))
     said = {"rollout": EVIL, "reasons": [EVIL], "branches": [{"pieces": [{"kind": EVIL, "text": EVIL}]}]}
     data = data_of(script, kit.header())
-    rows = [SettingRow(EVIL, EVIL, EVIL, differs=True, doc=EVIL)]
+    rows = [SettingRow(EVIL, EVIL, EVIL, differs=True, doc=EVIL, before=EVIL)]
     text = render(data, name=EVIL, settings=rows, transcripts=[(EVIL, [said])])
     page = Elements(text)
     assert page.tags.count("script") == 4

@@ -10,7 +10,9 @@ import sys
 import pytest
 
 from headway.core.errors import UserError
+from headway.telemetry.page import tables
 from headway.telemetry.page.limits import Limits, limits_at
+from headway.telemetry.page.parts import SettingRow
 from headway.telemetry.page.thin import extremes, known, level_means, means, smoothed, stretches
 from headway.telemetry.page.transcripts import MAX_CHARACTERS, views
 from headway.telemetry.page.write import check_target, write_page
@@ -132,3 +134,16 @@ def test_killed_while_it_is_written_the_old_report_stays_or_none_is_there(tmp_pa
     assert write_page(file, "new") == 3  # what the killed one left is no obstacle
     assert sorted(os.listdir(tmp_path)) == ["report.html"]
     assert file.read_text() == "new"
+
+
+def test_settings_are_the_newest_and_those_that_changed_say_what_they_were():
+    rows = [
+        SettingRow("queue.bound", "4", "2", differs=True),
+        SettingRow("stop.steps", "0", "0", differs=False, before="20"),
+        SettingRow("run.seed", "0", "0", differs=False),
+    ]
+    first, rest = tables.settings(rows)
+    assert first.columns == ("<key", "<value", "<default", "<began with")
+    assert [tuple(map(str, row[1:])) for row in first.rows] == [("4", "2", "-"), ("0", "0", "20")]
+    assert [row[1] for row in rest.rows] == ["0"]
+    assert tables.settings(rows[:1])[0].columns == ("<key", "<value", "<default")

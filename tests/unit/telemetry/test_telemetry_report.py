@@ -220,6 +220,54 @@ def test_columns_never_touch_one_another_however_large_the_rates(kit):
     assert len(line) <= WIDTH
 
 
+def test_a_reward_of_a_handful_of_rollouts_is_marked_once_in_words(kit):
+    script, names = kit.Script(), [f"g0.{index}" for index in range(24)]
+    script.start(0.0, *names)
+    for step, few in enumerate((names[:3], names[3:5], names[5:13]), start=1):
+        for name in few:
+            script.quick(float(step), name, -0.125)
+        script.step(step + 0.5, step, 0.1)
+    lines = progress_lines(script, kit.header(steps=9))
+    assert [line.split()[1] for line in lines if "/9 " in line] == ["-0.12*", "-0.12*", "-0.125"]
+    assert [line.strip() for line in lines if line.lstrip().startswith("*")] == [
+        "* the mean of fewer rollouts than 8: it says little"
+    ]
+
+
+def test_a_small_batch_is_no_handful(kit):
+    script = kit.Script()
+    rollouts = ("g0.0", "g0.1")
+    script.start(0.0, *rollouts)
+    for name in rollouts:
+        script.quick(1.0, name, 1.0)
+    script.event(1.0, e.DeadlinePassed(), *kit.released(1, ("g0",), rollouts, (0,) * 2, ((0, 9),)))
+    script.step(2.0, 1, 0.1)
+    assert not any("*" in line for line in progress_lines(script, kit.header()))
+
+
+def test_start_up_says_who_is_waited_for_and_when_all_are_there(kit):
+    script = kit.Script()
+    script.event(0.0, e.RunStarted())
+    script.event(2.0, e.WorkerJoined("environment", "environment0"))
+    script.event(3.0, e.WorkerLost("environment", "environment0", "killed"))
+    script.event(5.0, e.ReplicaJoined("generator0", 0, 0, 0, 8))
+    script.event(6.0, e.WorkerJoined("environment", "environment0"))
+    script.event(14.0, e.WorkerJoined("trainer", "trainer"))
+    script.event(60.0, e.WorkerJoined("trainer", "trainer"))  # back again, in the middle of the run
+    assert progress_lines(script, kit.header()) == [
+        "starting: generator, trainer, environment",
+        "ready after 14.0s",
+    ]
+
+
+def test_what_is_written_after_the_end_takes_no_time(kit):
+    script = kit.whole_run()
+    script.stat(46.0, driver_cpu_s=1.0)
+    metrics = script.metrics()
+    assert "finished (steps) after 40.0s" in progress_lines(script, kit.header())
+    assert metrics.summary()["wall_s"] == metrics.now == 40.0
+
+
 def test_an_evaluation_promises_no_more_tasks_than_there_may_be(kit):
     assert "evaluating version 0 on up to 1 tasks" in progress_lines(kit.whole_run(), kit.header())
 
@@ -264,6 +312,7 @@ def test_warnings_are_whole_and_do_not_repeat_themselves(kit):
     assert lines[1].startswith("    ")
     assert lines[2:] == [
         "warning: other",
+        "starting: generator, trainer, environment",
         "resumed at step 3, 1m15s spent so far",
         "checkpoint of step 3 saved in 0.50s",
     ]

@@ -267,11 +267,11 @@ def test_conditions_hold_together():
 
 
 TABLE = """\
-rollout  task     purpose  reward  advantage  tokens  turns  step  stale  fate            time  mostly
-t0.0     train/7  train      1.00      +1.50       6      2     1      0  trained        4.00s  decode 50%
-t0.1     train/7  train      0.00      -1.50       5      1     1      0  trained        4.00s  queue 56%
-t0.2     train/7  train      0.00      -2.00      50      1     2      0  trained        1m38s  queue 56%
-e0.0     train/7  eval          -      -1.50       5      1     -      0  failed_reward      -  queue 56%"""
+rollout  task     purpose  reward  advantage  tokens  turns  step  stale  fate            time  mostly      why
+t0.0     train/7  train      1.00      +1.50       6      2     1      0  trained        4.00s  decode 50%  so
+t0.1     train/7  train      0.00      -1.50       5      1     1      0  trained        4.00s  queue 56%   -
+t0.2     train/7  train      0.00      -2.00      50      1     2      0  trained        1m38s  queue 56%   -
+e0.0     train/7  eval          -      -1.50       5      1     -      0  failed_reward      -  queue 56%   -"""  # noqa: E501
 
 
 def test_the_table_line_by_line():
@@ -283,6 +283,25 @@ def test_a_narrow_table_leaves_columns_out_and_keeps_what_is_wanted():
         assert max(map(len, table_lines(records(), width))) <= width
     assert "mostly" not in table_lines(records(), 60)[0]
     assert "mostly" in table_lines(records(), 60, ("mostly",))[0]
+
+
+def test_the_reason_of_a_reward_is_whole_in_a_pipe_and_cut_to_a_terminal():
+    why = "the answer is 17, not " + "1" * 200
+    found = [replace(FIRST, reasons=(why, "more")), replace(FIRST, reasons=())]
+    assert [line.split()[-1] for line in table_lines(found)[1:]] == ["1" * 200, "-"]
+    assert table_lines(found)[1].endswith(why)
+    for width in (140, 120, 80):
+        head, line, _ = table_lines(found, width, ("why",))
+        assert head.endswith("why")
+        assert len(line) <= width
+        assert line[head.index("why") :].startswith("the answer is 17, n")
+    assert "why" not in table_lines([replace(FIRST, reasons=(), failures=())])[0]
+
+
+def test_the_reason_of_a_rollout_without_a_reward_is_how_it_failed():
+    failure = replace(FIRST.failures[-1], message="no\nmodule")
+    line = table_lines([replace(FIRST, reward=None, reasons=(), failures=(failure,))])[1]
+    assert line.endswith("no\\nmodule")
 
 
 def test_what_took_most_of_a_failed_rollouts_time_is_its_failure():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.errors import EnvironmentSetupError, UserError
-from headway.core.hooks import place_in_hook
+from headway.environments.faults import raised
 from headway.runtime.environment_worker import check_levels
 from headway.runtime.preflight.findings import Finding, failed, ok, warning
 
@@ -54,17 +54,6 @@ def environment(subject: Subject) -> Iterator[Finding]:
     sizes = [_size(entry.name, entry.num_tasks("train")) for entry in subject.train_environments.values()]
     evaluations = wanted if num_eval is None else min(wanted, num_eval)
     yield ok(f"{', '.join(sizes)}; {evaluations} eval tasks" if wanted else ", ".join(sizes))
-
-
-def raised(error: BaseException, when: str) -> EnvironmentSetupError:
-    """Return what the environment's own code raised, and in which line of it."""
-    place = place_in_hook(error)
-    return EnvironmentSetupError(
-        f"the environment must not fail while {when}: {type(error).__name__}: {error}"
-        + (f", raised at {place}" if place else ""),
-        remedy="Mend the environment; headway env try runs one rollout of it",
-        key="environment.name",
-    )
 
 
 def _size(name: str, number: int | None) -> str:

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 from headway.core.errors import UserError
+from headway.environments.faults import raised
 from headway.runtime.environment_worker import no_room, prompt_lengths
-from headway.runtime.preflight.environments import raised
 from headway.runtime.preflight.findings import Finding, failed, ok, warning
 
 if TYPE_CHECKING:

@@ -105,6 +105,7 @@ class PageData:
 
     Attributes:
         metrics: everything that the text report is made of.
+        config: the settings as they are by now.
         buckets: by number of the step in progress.
         depth_t, depth_all, depth_signal: each change of the queue's depth.
         limits: what the depth was limited by, from when on.
@@ -122,7 +123,7 @@ class PageData:
         self.slowest_rollouts = Slowest()
         self.slowest_starts = Slowest()
         self._purposes: dict[str, str] = {}  # sandboxes that were asked for
-        self._config = deepcopy(header.config)
+        self.config = deepcopy(header.config)
         self._queue = deepcopy(header.queue)
         self._limits_changed(0.0)
 
@@ -199,7 +200,7 @@ class PageData:
 
     def _changed(self, t: float, event: events.SettingChanged) -> None:
         section, _, name = event.key.partition(".")
-        before = _assign(self._config, section, name, event.value)
+        before = _assign(self.config, section, name, event.value)
         _assign(self._queue, section, name, event.value)
         step = self.metrics.steps.steps_ended
         self.changes.append(SettingChange(t, step, event.key, before, event.value))

@@ -67,10 +67,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """One setting as the run began with it."""
+    """One setting as it is at the end of what the journal tells."""
 
     key: str  # full
     value: str  # as TOML, "not set" for none
     default: str  # likewise, "required" where there is none
     differs: bool  # from the default
     doc: str = ""
+    before: str | None = None  # what the run began with, where that was something else; as TOML

@@ -46,7 +46,7 @@ def render(
     Args:
         data: the run.
         name: its title, such as its directory's name.
-        settings: the config as the run began.
+        settings: the config as it is by now.
         state: what a run without an outcome is: running, killed or unfinished.
         transcripts: rollouts to read, in groups with a title; none leaves the section out.
 

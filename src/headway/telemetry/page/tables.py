@@ -177,18 +177,19 @@ def warnings(summary: Summary) -> list[Table]:
 
 
 def settings(rows: list[SettingRow]) -> list[Table]:
-    """Return the config, what differs from the defaults first."""
+    """Return the config, what differs from the defaults, or changed during the run, first."""
+    some_changed = any(row.before is not None for row in rows)
     changed: list[tuple[str | Cell, ...]] = [
-        (Cell(row.key, title=row.doc), row.value, row.default) for row in rows if row.differs
+        (Cell(row.key, title=row.doc), row.value, row.default)
+        + ((UNKNOWN if row.before is None else row.before,) if some_changed else ())
+        for row in rows
+        if row.differs or row.before is not None
     ]
+    columns = ("<key", "<value", "<default", *(("<began with",) if some_changed else ()))
     rest: list[tuple[str | Cell, ...]] = [
-        (Cell(row.key, title=row.doc), row.value) for row in rows if not row.differs
+        (Cell(row.key, title=row.doc), row.value) for row in rows if not row.differs and row.before is None
     ]
-    tables = (
-        [Table("What differs from the defaults", ("<key", "<value", "<default"), changed, wide=True)]
-        if changed
-        else []
-    )
+    tables = [Table("What differs from the defaults", columns, changed, wide=True)] if changed else []
     if rest:
         tables.append(Table(f"The other {len(rest)} settings", ("<key", "<value"), rest, folded=True))
     return tables

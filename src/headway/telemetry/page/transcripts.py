@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.telemetry.text import figures, number
+from headway.telemetry.visible import short_line
 
 MAX_CHARACTERS = 21_000  # of one branch; its middle is left out
 MAX_BRANCHES = 4  # of one rollout
+_MAX_REASON = 80  # characters of it, on the folded line
 _KINDS = ("trained", "sampled", "masked", "left_out")
 
 Transcript = Mapping[str, Any]
@@ -52,6 +54,8 @@ def _facts(found: Transcript) -> Sequence[str]:
         facts.append(f"{tokens:,} tokens")
     if (step := found.get("step")) is not None:
         facts.append(f"step {step}")
+    if reasons := found.get("reasons"):
+        facts.append(short_line(str(reasons[0]), _MAX_REASON))
     return facts
 
 
