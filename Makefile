@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Headway needs Python >= 3.11, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1)."; \
 	  echo "Name another one: make setup PYTHON=python3.11"; exit 1; }
-	@echo "Installing Headway and what it needs into $(VENV): about 1.5 GB, one to four minutes, once"
+	@echo "Installing Headway and what it needs into $(VENV): about 2 GB, one to four minutes, once"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Now pip, which says nothing until it is done: it fetches torch first, the largest part"
 	@if command -v nvidia-smi >/dev/null 2>&1; then \
