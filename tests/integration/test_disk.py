@@ -43,9 +43,9 @@ def steps_saved(bench):
     return [step_of(path) for path in complete_checkpoints(bench.run_dir / "checkpoints")]
 
 
-def finishes(bench):
+def finishes(bench, *overrides):
     """Resume to the end: every step once, and no rollout in two of them."""
-    ended = bench.headway("resume", bench.run_dir)
+    ended = bench.headway("resume", bench.run_dir, *overrides)
     assert ended.code == 0, ended.text
     steps = bench.trained()
     assert sorted(steps) == list(range(1, max(steps) + 1))
@@ -70,17 +70,19 @@ def ended_full(bench, ended, file):
 def test_a_disk_that_is_full_while_checkpointing_ends_the_run_and_it_goes_on_once_there_is_room(bench, fill):
     slow = bench.environment("await asyncio.sleep(0.2)")
     with small_disk(bench.runs, 40):
-        command = bench.start("train", bench.config, "stop.steps=40", *slow).until_step(2)
+        # none is let go for the next one, so that it is a checkpoint that has no room, and not the journal
+        command = bench.start("train", bench.config, "stop.steps=40", "checkpoint.keep=50", *slow)
+        command = command.until_step(2)
         fill(bench.runs, 7000)  # a checkpoint takes 5 MB
         command.until("^warning: .* are free where ")
-        ballast = fill(bench.runs, 300)
+        ballast = fill(bench.runs, 2000)  # enough for the journal meanwhile
         ended_full(bench, command.ended(), "checkpoints/step-")
         assert steps_saved(bench)
         refused = bench.headway("resume", bench.run_dir).refused()
         assert f"{bench.run_dir} must have room for the next checkpoint, 5.2 MB: " in refused
         assert "headway prune" in refused
         ballast.unlink()
-        finishes(bench)
+        finishes(bench, "checkpoint.keep=2")
 
 
 def test_a_disk_that_is_full_while_payloads_and_journal_are_written(bench, fill):

@@ -58,7 +58,7 @@ def test_a_reward_that_always_fails_ends_the_run_in_its_first_evaluation(bench):
     ended = bench.train(*environment, "queue.max_failed_groups=4", "eval.num_tasks=200", "reward.max_tries=1")
     assert ended.code == 1, ended.text
     assert "a reward function must return a Reward (got 'float')" in ended.out
-    assert "it has no checkpoint" in ended.out
+    assert "nothing in it is finished" in ended.out
     assert "headway resume" not in ended.out
     bench.check()
     assert not bench.entries("EvalEnded")
@@ -152,15 +152,15 @@ def test_a_loss_that_is_not_there_is_bad_input(bench):
     assert "No module named 'nowhere'" in said
 
 
-def test_an_environment_that_cannot_be_built_shows_its_traceback(bench):
+def test_an_environment_that_cannot_be_built_is_named_with_its_line(bench):
     environment = bench.environment()
     file = bench.folder / "mine.py"
     file.write_text(file.read_text().replace("        pass\n", "        raise KeyError('the licence')\n"))
     ended = bench.train(*environment)
-    assert ended.code == 1, ended.text
-    assert "KeyError: 'the licence'" in ended.err
-    assert "mine.py" in ended.err
-    assert f"headway resume {bench.run_dir}" in ended.out
+    assert ended.code == 2, ended.text
+    assert "must not fail while being built: KeyError: 'the licence', raised at " in ended.err
+    assert f"{file}:" in ended.err
+    assert "nothing in it is finished" in ended.out
     bench.check()
 
 

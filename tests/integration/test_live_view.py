@@ -99,7 +99,7 @@ def terminal(bench):
 
 def test_a_frame_below_the_lines_and_a_terminal_as_it_was(bench, terminal):
     command = terminal("train", bench.config, "stop.steps=200")
-    command.until(r"── test ── starting, \d of 3 processes are ready")
+    command.until(r"── test ── starting for \S+, \d of 3 processes are ready")
     command.until(r"── test ── training step \d")
     fcntl.ioctl(command.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 15, 40, 0, 0))
     command.until("step reward  eval .*\n *[0-9]+/200 ")  # lines that fit it

@@ -117,9 +117,11 @@ def _live(prepared: Prepared) -> int:
             prepared.say(f"error: {first_of(error)}")
             return EXIT_FAILED
     if finish.failed:
-        goes_on = "it has no checkpoint"
+        goes_on = "nothing in it is finished"
         if prepared.metrics.checkpoints:
             goes_on = f"`headway resume {run}` goes on from its last checkpoint"
+        elif prepared.metrics.num_rollouts:
+            goes_on = f"`headway resume {run}` goes on from the beginning, with what is finished"
         prepared.say(f"the run stays in {run_dir}; {goes_on}")
         if death is not None and death.cause in finish.message:
             raise _original(death)
