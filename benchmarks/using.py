@@ -43,6 +43,7 @@ from headway.telemetry.live_state import LiveState
 from headway.telemetry.metrics import RunMetrics
 from headway.telemetry.page.collect import PageData
 from headway.telemetry.page.render import render
+from headway.telemetry.records import Entry
 from headway.telemetry.rollout_table import rollout_table
 
 ROOT = Path(__file__).parents[1]
@@ -85,7 +86,8 @@ def frames(rounds: int) -> dict[str, object]:
         state = LiveState(metrics, header)
         half = len(run.entries) // 2  # in the middle of a run: everything is in flight
         metrics_s = state_s = 0.0
-        for entry in run.entries[:half]:
+        for told in run.entries[:half]:
+            entry = Entry(told.seq, told.t, told.event, tuple(told.commands), tuple(told.notes))
             began = time.perf_counter()
             metrics.feed(entry)
             middle = time.perf_counter()
