@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from headway.trainer.checkpoints import latest_checkpoint
+from headway.trainer.checkpoints import find_checkpoint
 
 STEPS = 5
 SETTINGS = (
@@ -38,7 +38,7 @@ def outcome(bench, run_dir):
             steps = {step: values for step, values in steps.items() if step <= event["step"]}
         elif event["kind"] == "StepEnded":
             steps[event["step"]] = [event["metrics"][name] for name in CURVE]
-    last = latest_checkpoint(run_dir / "checkpoints")
+    last = find_checkpoint(run_dir / "checkpoints")[0]
     weights = last / "adapter" / "adapter_model.safetensors"
     assert last.name == f"step-{STEPS:06d}"
     return steps, hashlib.sha256(weights.read_bytes()).hexdigest()

@@ -16,20 +16,8 @@ USER, ANSWER, NEXT = Message("user", "2+2?"), Message("assistant", "4"), Message
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def renderer(folder):
-    return Renderer(folder)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder):
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+def tokenizer(model_dir):
+    return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
 
 
 def ids_of(tokenizer, text):

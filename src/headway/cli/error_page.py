@@ -234,7 +234,7 @@ def _texts(node: ast.expr, place: _Place) -> Iterator[str]:
         case ast.Call(func=ast.Attribute(attr="get", value=ast.Name(id=name)), args=[_, other]):
             yield from _texts(other, place)  # the table's own entries say it more closely
             yield from _constant(name, place)
-        case ast.Name(id=name) if name.strip("_").isupper():
+        case ast.Subscript(value=ast.Name(id=name)) | ast.Name(id=name) if name.strip("_").isupper():
             yield from _constant(name, place)
         case ast.Name():
             yield from _given(node.id, place)

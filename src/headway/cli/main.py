@@ -85,9 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             click.echo(visible(f"error: {error}"), err=True)
             return 1
         user_errors = _user_errors(error)
-        if not user_errors and _is_full_disk(error):
-            said = f"no room on the disk: {error.strerror}" if isinstance(error, OSError) else str(error)
-            click.echo(visible(f"error: {said}"), err=True)
+        if not user_errors and is_full(error):
+            click.echo(visible(f"error: no room on the disk: {error.strerror}"), err=True)
             for note in getattr(error, "__notes__", ()):
                 click.echo(note, err=True)
             return 1
@@ -129,11 +128,6 @@ def _user_errors(error: BaseException) -> list[UserError]:
         return []
     members = [_user_errors(member) for member in error.exceptions]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
     return [user_error for member in members for user_error in member] if all(members) else []
-
-
-def _is_full_disk(error: BaseException) -> bool:
-    """Say whether there was no room to write, which a traceback explains no better than a line does."""
-    return isinstance(error, DiskFullError) or is_full(error)
 
 
 if __name__ == "__main__":

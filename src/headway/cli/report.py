@@ -9,7 +9,7 @@ import click
 
 from headway.cli.arguments import check_run, naming, run_argument
 from headway.cli.output import until_nobody_reads
-from headway.core.errors import RunDirectoryError
+from headway.core.errors import RunDirectoryError, UserError
 from headway.telemetry.supervised import is_supervised, read_supervised
 
 if TYPE_CHECKING:
@@ -169,7 +169,6 @@ def _state(run: Path, data: PageData) -> str:
 
 
 def _supervised(run: Path, as_json: bool, files: bool) -> int:
-    from headway.core.errors import UserError
     from headway.telemetry.supervised_report import supervised_json, supervised_text
 
     if files:

@@ -112,8 +112,13 @@ def place_in_hook(error: BaseException) -> str:
 
 def place_of_users(error: BaseException) -> str:
     """Return `FILE:LINE` of the last line of the user's own code on the way to an error, empty without."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    frames = frames_of_users(error)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def frames_of_users(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the lines of the user's own code on the way to an error, outermost first."""
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
 
 
 def is_users(file: str) -> bool:

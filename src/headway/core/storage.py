@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from typing import TypeGuard
 
 from headway.core.errors import DiskFullError, UserError
 
@@ -21,7 +22,7 @@ _REFUSED = {
 }
 
 
-def is_full(error: BaseException) -> bool:
+def is_full(error: BaseException) -> TypeGuard[OSError]:
     """Say whether an error means that there is no room: on the disk, in a quota, or within a file's limit."""
     return isinstance(error, OSError) and error.errno in FULL
 
@@ -93,5 +94,4 @@ def refused(error: BaseException) -> UserError | None:
     said = os.strerror(error.errno)
     path = str(error.filename)
     value = path if len(path) <= _LONGEST else f"{path[:_LONGEST]}..."
-    remedy = _REFUSED.get(error.errno, "Name another place")
-    return UserError(f"the system refuses a path: {said}", value=value, remedy=remedy)
+    return UserError(f"the system refuses a path: {said}", value=value, remedy=_REFUSED[error.errno])

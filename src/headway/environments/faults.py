@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.errors import DiskFullError, EngineError, EnvironmentSetupError, HeadwayError, SandboxError
-from headway.core.hooks import is_users, place_in_hook
+from headway.core.hooks import frames_of_users, place_in_hook
 from headway.environments.record import ReplayDivergedError
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ def describe_exception(error: BaseException) -> str:
     """
     if isinstance(error, HeadwayError):
         return str(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in frames if is_users(frame.filename)] or frames
+    frames = frames_of_users(error) or traceback.extract_tb(error.__traceback__)
     at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {error}{at}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,7 @@ class AsideView(LinesView):
 
     def say(self, line: str) -> None:
         """Print a line."""
-        print(line, file=sys.stderr, flush=True)
+        say_aside(line)
 
 
 def evaluate(

@@ -80,16 +80,6 @@ class RolloutRecord:
         return "scoring" if self.payload else "running"
 
     @property
-    def first_version(self) -> VersionSpan | None:
-        """The version of its first sampled token."""
-        return self.spans[0] if self.spans else None
-
-    @property
-    def last_version(self) -> VersionSpan | None:
-        """The version of its last sampled token."""
-        return self.spans[-1] if self.spans else None
-
-    @property
     def duration_s(self) -> float | None:
         """How long its newest attempt took, to its score or failure; None while it goes on."""
         return None if self.ended_s is None else self.ended_s - self.started_s

@@ -108,11 +108,6 @@ def survives(step: int, lineage: int, forks: Sequence[int]) -> bool:
     return step <= min(forks[lineage:], default=step)
 
 
-def latest_checkpoint(directory: Path, forks: Sequence[int] = ()) -> Path | None:
-    """Return the newest undamaged checkpoint of the surviving branch, or None."""
-    return find_checkpoint(directory, forks)[0]
-
-
 def find_checkpoint(directory: Path, forks: Sequence[int] = ()) -> tuple[Path | None, list[str]]:
     """Return the newest undamaged checkpoint of the surviving branch, and what is wrong with newer ones.
 

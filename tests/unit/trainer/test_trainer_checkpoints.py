@@ -12,7 +12,7 @@ from headway.core.errors import HeadwayError, UserError
 from headway.trainer.checkpoints import (
     complete_checkpoints,
     discard_after,
-    latest_checkpoint,
+    find_checkpoint,
     read_checkpoint,
     writing,
 )
@@ -105,16 +105,16 @@ def test_resume_never_picks_an_incomplete_checkpoint(tmp_path):
     for step in (1, 2, 3):
         with writing(tmp_path, step, {"kind": "lora"}) as staging:
             (staging / "weights").write_bytes(b"12345678")
-    assert latest_checkpoint(tmp_path) == tmp_path / "step-000003"
+    assert find_checkpoint(tmp_path)[0] == tmp_path / "step-000003"
     (tmp_path / "step-000003" / "weights").write_bytes(b"1234")  # cut short
-    assert latest_checkpoint(tmp_path) == tmp_path / "step-000002"
+    assert find_checkpoint(tmp_path)[0] == tmp_path / "step-000002"
     (tmp_path / "step-000002" / "manifest.json").write_text('{"format": 1, "fi')
-    assert latest_checkpoint(tmp_path) == tmp_path / "step-000001"
+    assert find_checkpoint(tmp_path)[0] == tmp_path / "step-000001"
     (tmp_path / "step-000001" / "weights").unlink()
     (tmp_path / ".partial-step-000004").mkdir()
     (tmp_path / "step-000005").mkdir()
-    assert latest_checkpoint(tmp_path) is None
-    assert latest_checkpoint(tmp_path / "absent") is None
+    assert find_checkpoint(tmp_path)[0] is None
+    assert find_checkpoint(tmp_path / "absent")[0] is None
     with pytest.raises(HeadwayError, match="is incomplete: weights must have 8 bytes"):
         read_checkpoint(tmp_path / "step-000001")
 
@@ -130,7 +130,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_never_loaded(bench):
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 1
     damaged.write_bytes(data)
-    assert latest_checkpoint(paths[0].parent) == paths[0]
+    assert find_checkpoint(paths[0].parent)[0] == paths[0]
     with pytest.raises(HeadwayError, match=r"is damaged: the SHA-256 of trainer\.pt"):
         bench.trainer().load(str(paths[1]))
 
@@ -140,7 +140,7 @@ def test_a_checkpoint_of_a_lost_branch_is_never_gone_on_from(tmp_path):
         with writing(tmp_path, step, {}, lineage=lineage) as staging:
             (staging / "weights").write_bytes(b"12345678")
     newest = [
-        (forks, latest_checkpoint(tmp_path, forks))
+        (forks, find_checkpoint(tmp_path, forks)[0])
         for forks in ([], [6], [4], [2], [4, 5], [4, 4], [4, 3], [1, 1])
     ]
     assert [(forks, path and int(path.name[-1])) for forks, path in newest] == [
@@ -195,7 +195,7 @@ def test_a_save_that_fails_leaves_the_last_checkpoint_as_it_was(bench, monkeypat
     monkeypatch.setattr(torch, "save", full_disk)
     with pytest.raises(HeadwayError, match=r"step-000000 must be written .*no space left"):
         trainer.save(0)
-    assert str(latest_checkpoint(bench.root / "run" / "checkpoints")) == first
+    assert str(find_checkpoint(bench.root / "run" / "checkpoints")[0]) == first
     bench.trainer().load(first)
 
 
