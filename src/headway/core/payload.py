@@ -10,7 +10,6 @@ Record: 8 bytes little-endian length of a JSON head, the head, then the arrays t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headway.core.codec import from_plain
 from headway.core.errors import HeadwayError
 from headway.core.records import FLAGS, FLOATS, TOKENS, Stream, TrainingSample, TurnSpan, VersionSpan
-from headway.core.storage import disk_full, is_full
+from headway.core.storage import append_whole, disk_full, is_full
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -95,14 +94,7 @@ class PayloadWriter:
         try:
             file = self._open(name)
             offset = file.seek(0, os.SEEK_END)
-            rest = memoryview(record)
-            try:
-                while rest:
-                    rest = rest[file.write(rest) :]
-            except OSError:
-                with contextlib.suppress(OSError):  # then what was written belongs to no reference
-                    file.truncate(offset)
-                raise
+            append_whole(file, record)
         except OSError as error:
             if is_full(error):
                 raise disk_full(self._directory / name, len(record), error) from error

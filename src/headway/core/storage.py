@@ -6,9 +6,12 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from headway.core.errors import DiskFullError, UserError
+
+if TYPE_CHECKING:
+    from io import FileIO
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LONGEST = 300  # characters of a path in a message
@@ -25,6 +28,29 @@ _REFUSED = {
 def is_full(error: BaseException) -> TypeGuard[OSError]:
     """Say whether an error means that there is no room: on the disk, in a quota, or within a file's limit."""
     return isinstance(error, OSError) and error.errno in FULL
+
+
+class TornFileError(OSError):
+    """A record could be written in part only, and that part not be cut off again."""
+
+
+def append_whole(file: FileIO, data: bytes) -> None:
+    """Append to an unbuffered file that this process alone writes, whole or not at all.
+
+    Raises OSError; what was written is cut off again, and the next append follows what was there. Where that
+    fails too it is a TornFileError, with the number and words of the first.
+    """
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        try:
+            end = file.seek(0, os.SEEK_END) - (len(data) - len(rest))
+            file.seek(file.truncate(end))
+        except OSError:
+            raise TornFileError(error.errno, error.strerror) from error
+        raise
 
 
 def free_bytes(path: Path) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.clock import stopwatch
 from headway.core.codec import encoded, to_plain
 from headway.core.errors import HeadwayError, RunDirectoryError
-from headway.core.storage import disk_full, is_full
+from headway.core.storage import TornFileError, append_whole, disk_full, is_full
 from headway.telemetry.records import plain
 
 if TYPE_CHECKING:
@@ -117,24 +117,14 @@ class JournalWriter:
             raise HeadwayError(f"the journal {self._path} takes no more records: an earlier write failed")
         start = stopwatch()
         line = encoded(record) + b"\n"
-        rest = memoryview(line)
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            append_whole(self._file, line)
         except OSError as error:
-            self._take_back(len(line) - len(rest))
+            self._failed = isinstance(error, TornFileError)
             raise self._failure(error, len(line)) from error
         self.num_bytes += len(line)
         self._unsynced = True
         self.spent_s += stopwatch() - start
-
-    def _take_back(self, num_bytes: int) -> None:
-        """Cut the part of a record off that was written."""
-        try:
-            size = self._file.seek(0, os.SEEK_END) - num_bytes
-            self._file.seek(self._file.truncate(size))
-        except OSError:
-            self._failed = True
 
     def _failure(self, error: OSError, num_bytes: int) -> HeadwayError:
         if is_full(error):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from headway.core.errors import DiskFullError, JournalError, RunDirectoryError
-from headway.core.storage import disk_full, is_full
+from headway.core.storage import append_whole, disk_full, is_full
 
 RECORD = "sft.jsonl"
 FORMAT = 1
@@ -47,12 +47,9 @@ class RecordWriter:
         """
         line = json.dumps({"kind": kind, "t": round(t, 6), **facts}, ensure_ascii=False)
         data = f"{line}\n".encode()
-        size, rest = os.fstat(self._file.fileno()).st_size, memoryview(data)
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            append_whole(self._file, data)
         except OSError as error:
-            self._file.truncate(size)
             raise _no_room(self._path, len(data), error) from error
 
     def sync(self) -> None:
