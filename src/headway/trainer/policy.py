@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from headway.core.errors import HeadwayError, UserError
 from headway.models.experts import unfused
 from headway.models.shape import model_shape
+from headway.trainer import attention
 from headway.trainer.logprobs import token_logprobs
 from headway.trainer.routing import RoutingReplay
 
@@ -50,6 +51,7 @@ class TrainedPolicy:
             RoutingReplay(model, self.experts) if self.experts and settings.replay_routing else None
         )
         model.config.use_cache = False
+        model.set_attn_implementation(attention.register())
         for module in model.modules():
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.0  # pyright: ignore
@@ -86,12 +88,13 @@ class TrainedPolicy:
             self._replay.routes = row.routes
         output = self._base.model(
             input_ids=row.token_ids[None],
-            attention_mask=row.attention_mask(self.dtype),
             position_ids=row.position_ids[None],
+            blocks=row.blocks,
         )
         hidden = output.last_hidden_state[0].index_select(0, row.predict_at)
         head = self._base.get_output_embeddings().weight
-        return token_logprobs(hidden, head, row.targets, row.temperatures)
+        logp, entropy = token_logprobs(hidden, head, row.targets, row.target_temperatures)
+        return logp[row.copies], entropy[row.copies]
 
     @contextlib.contextmanager
     def as_reference(self) -> Generator[None]:
