@@ -40,8 +40,7 @@ def _log_softmax(hidden: Tensor, weight: Tensor, temperatures: Tensor) -> Tensor
     logits = hidden @ weight.T
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits /= temperatures.to(logits.dtype)[:, None]
-    logits -= torch.logsumexp(logits, dim=-1, keepdim=True)
-    return logits
+    return torch.log_softmax(logits, -1, out=logits)
 
 
 class _TokenLogprobs(torch.autograd.Function):

@@ -39,7 +39,7 @@ class PackedRow:
     blocks: tuple[Block, ...]  # which positions attend to which
     predict_at: Tensor  # position whose output predicts each distinct trained token, [d]
     targets: Tensor  # their ids, [d]
-    target_temperatures: Tensor  # of sampling, float64, [d]
+    temperatures: Tensor  # of sampling, float64, [d]
     copies: Tensor  # the distinct one that each trained token is, [t]
     behaviour_logp: Tensor  # nats, float32, [t]
     advantages: Tensor  # float64, [t]
@@ -152,7 +152,7 @@ def _lay_out(trees: Sequence[Tree], sequences: Sequence[TrainSequence]) -> Packe
         blocks=tuple(sorted(blocks, key=lambda block: not block.causal)),
         predict_at=torch.tensor(predict_at),
         targets=torch.tensor(targets),
-        target_temperatures=torch.tensor(temperatures, dtype=torch.float64),
+        temperatures=torch.tensor(temperatures, dtype=torch.float64),
         copies=torch.tensor(copies),
         behaviour_logp=torch.tensor([value for s in chosen for value in s.behaviour_logp]),
         advantages=torch.tensor([value for s in chosen for value in s.advantages], dtype=torch.float64),

@@ -19,6 +19,7 @@ from headway.core.errors import HeadwayError, UserError
 from headway.models.experts import unfused
 from headway.models.shape import model_shape
 from headway.trainer import attention
+from headway.trainer.fused import fuse
 from headway.trainer.logprobs import token_logprobs
 from headway.trainer.routing import RoutingReplay
 
@@ -56,6 +57,7 @@ class TrainedPolicy:
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.0  # pyright: ignore
         self._peft: Any = None if settings.full else _with_lora(model, settings, seed)
+        fuse(model)
         if settings.full:
             model.requires_grad_(True)
         if settings.gradient_checkpointing:
@@ -93,7 +95,7 @@ class TrainedPolicy:
         )
         hidden = output.last_hidden_state[0].index_select(0, row.predict_at)
         head = self._base.get_output_embeddings().weight
-        logp, entropy = token_logprobs(hidden, head, row.targets, row.target_temperatures)
+        logp, entropy = token_logprobs(hidden, head, row.targets, row.temperatures)
         return logp[row.copies], entropy[row.copies]
 
     @contextlib.contextmanager
