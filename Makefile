@@ -9,7 +9,7 @@ ARGS ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-decode bench-queue bench-learning \
+.PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-decode bench-trainer bench-queue bench-learning \
         bench-survival bench-using format clean
 
 help: ## list the targets
@@ -62,13 +62,16 @@ check: setup ## lint, formatting, types, floors
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 
-bench: bench-loop bench-decode bench-queue bench-learning bench-survival bench-using ## every benchmark
+bench: bench-loop bench-decode bench-trainer bench-queue bench-learning bench-survival bench-using ## every benchmark
 
 bench-loop: setup ## start-up, sync against async, the driver's share; the last line is JSON
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/loop.py $(ARGS)
 
 bench-decode: setup ## the engine against transformers' generate; the last line is JSON
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/decode.py $(ARGS)
+
+bench-trainer: setup ## a step against a plain transformers and peft loop, LoRA and full; the last line is JSON
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/trainer.py $(ARGS)
 
 bench-queue: setup ## the queue's cost per event, 10,000 rollouts at once, the loop against its bounds; JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/whole_queue.py $(ARGS)

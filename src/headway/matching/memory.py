@@ -16,7 +16,7 @@ Trainer
                   gradient checkpointing L h + a takes the place of L a.
     gradients     max(4 T, 0.8 A'), A' being A without gradient checkpointing: gradients fill the blocks
                   that activations leave free, and the allocator gives those back late (measured)
-    logits        3 * 4 * 256 V: a chunk of the output layer (trainer/logprobs.py), and 4 V h more for its
+    logits        3 * 4 * 128 V: a chunk of the output layer (trainer/logprobs.py), and 4 V h more for its
                   gradient when it is trained
     checkpoint    12 T: the copy that is written while training goes on
 Generator, each replica
@@ -57,7 +57,7 @@ _DRIVER_PROGRAM = 45 * MIB
 _WORKER_PROGRAM = 45 * MIB
 _ROLLOUT_BYTES = 40_000  # of one in flight, driver and environment worker together
 _FREE_SHARE = 0.8  # of the activations: blocks that were freed and are not given back
-_CHUNK_TOKENS = 256  # trainer/logprobs.py, which imports torch
+_CHUNK_TOKENS = 128  # trainer/logprobs.py, which imports torch
 
 
 @dataclass(frozen=True, slots=True)

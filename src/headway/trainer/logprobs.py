@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK_TOKENS = 256
+CHUNK_TOKENS = 128
 
 
 def token_logprobs(

@@ -43,9 +43,9 @@ class TrainerSettings:
         "experts' numbers: 2 bytes for each token, layer with experts, and expert.",
     )
     micro_batch_tokens: int = setting(
-        512,
-        "Most tokens in one packed forward pass; a longer sequence has a pass of its own. Attention's time "
-        "and memory grow with the square.",
+        1024,
+        "Most positions in one packed forward pass; a longer sequence has a pass of its own. Memory grows with "
+        "it; a group that fits one pass shares all that it can.",
         ge=1,
     )
     gradient_checkpointing: bool = setting(
