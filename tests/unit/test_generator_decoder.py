@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headway.core.errors import ModelError
-from headway.generator.decoder import Decoder, Fed
+from headway.generator.decoder import Decoder, Fed, Piece
 from headway.generator.kv import KvCache
 from headway.generator.packing import pack_weights, update_weights
 from headway.generator.policies import Served
@@ -18,7 +18,7 @@ SERVED = Served("", 0, 0)
 
 
 def piece(slot, start, tokens):
-    return piece(slot, start, tokens, SERVED)
+    return Piece(slot, start, tokens, SERVED)
 
 
 def fed(contexts):
