@@ -39,6 +39,11 @@ class GeneratorSettings:
         ge=0,
     )
 
+    max_adapters: int = setting(
+        64, "LoRA adapters that one replica may serve beside its weights; their memory is taken as they come.", ge=1
+    )
+    max_adapter_rank: int = setting(64, "Highest rank of an adapter that is taken.", ge=1)
+
     def problems(self) -> list[Problem]:
         """Return the rules between these settings that do not hold."""
         found: list[Problem] = []
