@@ -37,7 +37,7 @@ def save_adapter(path, variant="llama", seed=0, **recipe):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_" in name:
-                parameter.copy_(0.3 * torch.randn_like(parameter))
+                parameter.copy_(0.2 * torch.randn_like(parameter))
     if path.exists():
         shutil.rmtree(path)
     model.save_pretrained(path)

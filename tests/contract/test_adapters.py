@@ -15,12 +15,11 @@ from headway.core.protocols import MAIN_POLICY
 from headway.generator.engine import EmbeddedEngine
 from headway.generator.settings import GeneratorSettings
 from headway.models.adapters import read_adapter
-from headway.models.load import load_state
 from headway.models.shape import model_shape
 from headway.weights.publish import write_adapter
 from tests.contract.adapter_contract import RECIPES, AdapterContract, Models, ask, save_adapter
 from tests.contract.engine_contract import collect, collect_all
-from tests.unit.family_models import VARIANTS, make_config, make_model
+from tests.unit.family_models import VARIANTS, make_config
 
 
 def make_engine(model, *, decode_text=None, base_model="", **settings):
@@ -193,7 +192,6 @@ def change_tensors(place, change):
 
 
 Q = "base_model.model.model.layers.1.self_attn.q_proj"
-FIRST = "model.layers.0.self_attn.q_proj"
 
 
 def other_name(new, old=f"{Q}.lora_A.weight"):
@@ -240,7 +238,10 @@ BROKEN = {
     "biases of factors": (config(lora_bias=True), "lora_bias"),
     "experts": (config(target_parameters=["mlp.experts.down_proj"]), "experts"),
     "a changed base": (config(init_lora_weights="pissa"), "path_initial_model_for_weight_conversion"),
-    "no weights": (gone("adapter_model.safetensors"), "must hold its factors in adapter_model.safetensors"),
+    "no weights": (
+        gone("adapter_model.safetensors"),
+        "must hold its factors in adapter_model.safetensors: .* has none",
+    ),
     "pickled weights": (pickled, r"adapter_model.bin.*safe_serialization"),
     "cut weights": (cut("adapter_model.safetensors", 999), "must be a whole safetensors file"),
     "NaN": (nan, rf"must be finite .*{Q}.lora_B.weight"),
@@ -286,14 +287,11 @@ async def test_an_adapter_of_another_base_names_the_layer_and_both_shapes(place)
     shape = model_shape(make_config("llama", hidden_size=96).to_dict())
     with pytest.raises(ModelError) as raised:
         read_adapter(place, shape)
-    assert "takes 96 values and gives 48 here" in raised.value.rule
-    assert "A [4, 48] and B [48, 4]" in raised.value.rule
-    assert FIRST[:15] in raised.value.rule
+    assert "model.layers.0.mlp.down_proj takes 80 values and gives 96 here" in raised.value.rule
+    assert "A [4, 80] and B [48, 4]" in raised.value.rule
     assert raised.value.value == "org/narrow"
 
 
-def test_an_adapter_of_dense_layers_does_not_go_with_a_model_of_experts(place, tmp_path):
-    make_model("qwen3 moe", num_attention_heads=6).save_pretrained(tmp_path / "moe")
-    shape, _ = load_state(tmp_path / "moe")
+def test_an_adapter_of_dense_layers_does_not_go_with_a_model_of_experts(place):
     with pytest.raises(ModelError, match="this model has no such layer"):
-        read_adapter(place, shape)
+        read_adapter(place, model_shape(make_config("qwen3 moe").to_dict()))

@@ -40,7 +40,9 @@ class GeneratorSettings:
     )
 
     max_adapters: int = setting(
-        64, "LoRA adapters that one replica may serve beside its weights; their memory is taken as they come.", ge=1
+        64,
+        "LoRA adapters that one replica may serve beside its weights; their memory is taken as they come.",
+        ge=1,
     )
     max_adapter_rank: int = setting(64, "Highest rank of an adapter that is taken.", ge=1)
 

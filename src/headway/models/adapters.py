@@ -113,7 +113,7 @@ def _held(place: Path) -> Generator[Path]:
 def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
     if not file.is_file():
         raise ModelError(
-            f"an adapter must hold its factors in {_WEIGHTS}",
+            f"an adapter must hold its factors in {_WEIGHTS}: {file.parent} has none",
             value=", ".join(sorted(path.name for path in file.parent.iterdir())),
             remedy="Save it with PEFT's safe_serialization: pickled .bin files can run code when loaded"
             if any(file.parent.glob("*.bin"))

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from headway.core.records import Purpose
 
 
-
 def ghosts(ctx: Context) -> int:
     """Return how many places are held by groups without signal beyond the refill budget."""
     queue = ctx.settings.queue
