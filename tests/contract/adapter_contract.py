@@ -1,6 +1,6 @@
 """What every engine does with LoRA adapters, whatever runs behind it: peft's own models are the reference.
 
-Subclass AdapterContract in a test module and say how an engine is made from a checkpoint. The engine must have
+Subclass AdapterContract in a test module and say how an engine is made from a model. The engine must have
 room for at least four adapters of rank 8, run eight requests together and have a context of 64 tokens.
 """
 
@@ -111,7 +111,7 @@ class AdapterContract:
         for number, name in enumerate("abc", 5):
             await engine.load_adapter(name, 1, number, models.place(name), "keep")
         versions = {MAIN_POLICY: (0, 0), "a": (1, 5), "b": (1, 6), "c": (1, 7)}
-        # Twice all policies, so that neighbouring slots are of different ones; one prompt is the same for all.
+        # Neighbouring slots are of different policies; one prompt is the same for all.
         items = [ask(name, f"{name}.s", SHARED, group="g", temperature=0.0) for name in versions]
         items += [
             ask(name, f"{name}.o", range(40 - 9 * i, 43), temperature=0.0) for i, name in enumerate(versions)

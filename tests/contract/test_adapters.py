@@ -108,10 +108,12 @@ async def test_a_published_version_and_a_peft_directory_are_the_same_adapter(mod
 async def test_running_requests_go_on_under_an_update(kv, models):
     """Every request is held in the middle of its answer while its adapter is replaced."""
     engine = None
-    held = []
+    held = asyncio.Event()
+    loop = asyncio.get_running_loop()
 
     def decode_text(ids):
-        held.append(len(ids))
+        if len(ids) == 5:
+            loop.call_soon_threadsafe(held.set)
         while len(ids) == 5 and not engine._loop._inbox and number() == 1:
             time.sleep(0.001)
         return ""
@@ -128,8 +130,7 @@ async def test_running_requests_go_on_under_an_update(kv, models):
         for i, policy in enumerate(policies)
     ]
     tasks = [asyncio.ensure_future(collect(engine, item)) for item in items]
-    while 5 not in held:
-        await asyncio.sleep(0.001)
+    await held.wait()
     pause = await engine.load_adapter("a", 0, 2, second, kv)
     assert pause > 0
     for item, answer in zip(items, await asyncio.gather(*tasks), strict=True):

@@ -3,8 +3,8 @@
 Consumes: requests from any number of asyncio consumers. Each is handed to the decode loop's thread (see
 `loop`) and waits for chunks; the thread sends a terminal one whatever happens, which unblocks it.
 
-Left out: adapters beside weights that `apply` changed (see `adapter_loading`), preemption of running requests. GPU tensors should work and
-are not tested.
+Left out: adapters beside weights that `apply` changed (see `adapter_loading`), preemption of running
+requests. GPU tensors should work and are not tested.
 """
 
 from __future__ import annotations

@@ -7,12 +7,10 @@ weights' changes. So no policy, tenant or version ever attends to what another c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from headway.core.protocols import MAIN_POLICY
-
-if TYPE_CHECKING:
-    from headway.generator.adapters import AdapterWeights
+from headway.generator.adapters import AdapterWeights
 
 
 class Salt(NamedTuple):

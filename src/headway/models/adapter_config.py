@@ -11,13 +11,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.errors import ModelError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from headway.models.shape import ModelShape
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -171,7 +170,7 @@ def _refuse_what_is_not_computed(plain: Mapping[str, Any], file: Path) -> None:
             f"an adapter must go with its base's own weights: init_lora_weights in {file} took a part of "
             "them into the factors",
             value=first,
-            remedy="Save it with PEFT's path_initial_model_for_weight_conversion, which makes plain LoRA of it",
+            remedy="Save it with PEFT's path_initial_model_for_weight_conversion, for plain LoRA",
         )
 
 

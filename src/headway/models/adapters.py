@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from headway.core.errors import ModelError
 from headway.models.adapter_config import AdapterConfig, linear_layers, read_adapter_config
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator
 
     from headway.models.shape import ModelShape
 
@@ -69,8 +70,8 @@ def read_adapter(place: Path, shape: ModelShape, *, max_rank: int | None = None)
         shape: the model's.
         max_rank: largest rank that is taken.
 
-    Raises ModelError for an adapter that is missing, damaged, incomplete, for another model, of a higher rank,
-    or more than LoRA on linear layers.
+    Raises ModelError for an adapter that is missing, damaged, incomplete, for another model, of a higher
+    rank, or more than LoRA on linear layers.
     """
     with _held(place) as directory:
         config = read_adapter_config(directory)
