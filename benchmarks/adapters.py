@@ -8,9 +8,10 @@ is for adapter i modulo their number, so that neighbouring rows are of different
 linear layers. 0 is the main policy's own rows in the engine that has 64 adapters loaded. The scenes are
 interleaved, round after round. Without a path the model is a random one of SmolLM2-135M's shape.
 
-The last line is one JSON object: medians of tokens per second of wall time and of CPU time (all threads
-of this process), each number of adapters' ratio to the base alone, the seconds that loading took and the pause of
-decoding, and the adapters' bytes. On a shared machine trust the ratios by CPU time, with one thread.
+The last line is one JSON object: medians of tokens per second of wall time and of CPU time (all threads of
+this process), each number's ratio to the base alone by CPU time, the mean time to load an adapter and the
+longest pause of decoding for it in seconds, and an adapter's bytes. On a shared machine trust the ratios by
+CPU time, with one thread.
 """
 
 from __future__ import annotations
