@@ -27,6 +27,7 @@ from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
 from headway.generator.packing import pack_weights, update_weights
 from headway.generator.policies import Served
 from headway.generator.slots import Slots
+from headway.generator.streams import OFFERED
 
 if TYPE_CHECKING:
     from headway.core.records import FinishReason
@@ -111,6 +112,8 @@ class EmbeddedEngine:
             top_p=True,
             top_k=True,
             lora=True,  # merged by read_weights
+            min_p=True,
+            kept_ids=True,
         )
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
@@ -124,7 +127,7 @@ class EmbeddedEngine:
             return
         mailbox = Mailbox()
         room = min(request.sampling.max_tokens, self._settings.max_context_tokens - len(request.prompt_ids))
-        live = Live.of(request, self._main, room, mailbox.put)
+        live = Live.of(request, self._main, room, mailbox.put, self._settings.max_kept_ids)
 
         def refuse(reason: FinishReason, message: str) -> None:
             mailbox.put(refusal_chunk(reason, message, self._replica))
@@ -206,9 +209,11 @@ class EmbeddedEngine:
             return f"the answer cannot begin with {request.num_answer_tokens} tokens of its prompt"
         if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
             return f"temperature, top_p or top_k is out of range: {sampling}"
+        if not 0 <= sampling.min_p <= 1:
+            return f"min_p must be from 0 to 1, not {sampling.min_p}"
         if sampling.stop_strings and self._decode_text is None:
             return "stop strings need an engine that was given decode_text"
-        offered = {ROUTED_EXPERTS} if self._shape.experts else set[str]()
+        offered = OFFERED | ({ROUTED_EXPERTS} if self._shape.experts else set[str]())
         if unknown := sorted(set(request.streams) - offered):
             return f"this engine does not have the streams {', '.join(unknown)} of this model"
         return ""
