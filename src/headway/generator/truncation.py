@@ -99,10 +99,11 @@ def _nucleus(
     values: torch.Tensor,
 ) -> torch.Tensor:
     """Return what the likelihoods of these rows must reach, [len(rows)]; `values` are their largest."""
-    found = least[rows]
+    begun = least[rows]
+    found = begun.clone()
     whole = len(rows) == len(shifted)
     part = shifted if whole else shifted[rows]
-    total = part.exp().masked_fill_(part < found[:, None], 0).sum(-1, dtype=torch.float64)
+    total = part.exp().masked_fill_(part < begun[:, None], 0).sum(-1, dtype=torch.float64)
     wanted = shares * total
     left = torch.arange(len(rows), device=shifted.device)
     top = values if whole else values[rows]
@@ -111,7 +112,7 @@ def _nucleus(
         before = mass.cumsum(-1, dtype=torch.float64) - mass
         count = (before < wanted[left, None]).sum(-1).clamp_(min=1)
         bound = top.gather(1, count[:, None] - 1).squeeze(1)
-        found[left] = torch.maximum(found[left], bound)
+        found[left] = torch.maximum(begun[left], bound)  # too high where more must be looked at
         width = top.shape[1]
         left = left[count == width] if width < part.shape[1] else left[:0]
         if not len(left):
