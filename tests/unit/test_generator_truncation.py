@@ -45,7 +45,9 @@ def test_kept_ids_are_those_of_transformers_warpers_one_after_the_other(vocab, s
     for row, cut in enumerate(CUTS):
         wanted = transformers_keep(logits[row : row + 1], *cut)
         assert torch.equal(together[row : row + 1], wanted), cut
-        assert torch.equal(kept(logits[row : row + 1], [draw(*cut)]), wanted), cut  # nor does the batch matter
+        assert torch.equal(kept(logits[row : row + 1], [draw(*cut)]), wanted), (
+            cut
+        )  # nor does the batch matter
 
 
 def test_a_flat_distribution_is_searched_as_far_as_it_must_be():
@@ -92,7 +94,12 @@ def test_log_probs_are_renormalised_over_the_ids_that_are_told():
 
 def test_rows_that_are_not_truncated_have_no_ids_and_are_drawn_as_ever():
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(4))
-    plan = [draw(5, at=0.3, max_kept=8), draw(at=0.3, max_kept=8), draw(5, temperature=0.0, max_kept=8), draw(5)]
+    plan = [
+        draw(5, at=0.3, max_kept=8),
+        draw(at=0.3, max_kept=8),
+        draw(5, temperature=0.0, max_kept=8),
+        draw(5),
+    ]
     drawn = draw_tokens(logits.clone(), plan)
     assert list(drawn.kept) == [0]
     alone = draw_tokens(logits[1:2].clone(), [draw(at=0.3)])

@@ -1,7 +1,8 @@
 """The forward pass of a decoder over a KvCache, in plain torch; the shape says what its family adds.
 
-Prefill only writes KV, and log-probs of the prompt where they are wanted; logits come from decode steps. A request whose KV misses just its last
-token is ready to decode, be that token the last of its prompt or the last it sampled.
+Prefill writes KV, and computes log-probs of the prompt where they are wanted; logits come from decode steps.
+A request whose KV misses just its last token is ready to decode, be that token the last of its prompt or the
+last it sampled.
 """
 
 from __future__ import annotations

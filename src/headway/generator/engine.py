@@ -215,7 +215,9 @@ class EmbeddedEngine:
             return "stop strings need an engine that was given decode_text"
         offered = OFFERED | ({ROUTED_EXPERTS} if self._shape.experts else set[str]())
         if unknown := sorted(set(request.streams) - offered):
-            return f"this engine does not have the streams {', '.join(unknown)} of this model"
+            return (
+                f"of this model there are the streams {', '.join(sorted(offered))}, not {', '.join(unknown)}"
+            )
         return ""
 
     @torch.inference_mode()

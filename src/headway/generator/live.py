@@ -143,7 +143,11 @@ class Live:
                 waiting_s=self._spent.get("waiting", 0.0),
                 prefill_s=self._spent.get("prefill", 0.0),
                 decode_s=self._spent.get("decode", 0.0),
-                streams={**self.extra.flush(), **(self.scores.streams() if self.scores else {}), **(streams or {})},
+                streams={
+                    **self.extra.flush(),
+                    **(self.scores.streams() if self.scores else {}),
+                    **(streams or {}),
+                },
             )
         )
 

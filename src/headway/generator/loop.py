@@ -243,7 +243,9 @@ class DecodeLoop:
             live.enter("decode", began)
         logits = self.decoder.decode([Fed(live.tokens, live.served) for live in ready], self.cache)
         drawn = draw_tokens(logits, [live.draw() for live in ready])
-        for row, (live, token, logprob) in enumerate(zip(ready, drawn.token_ids, drawn.logprobs, strict=True)):
+        for row, (live, token, logprob) in enumerate(
+            zip(ready, drawn.token_ids, drawn.logprobs, strict=True)
+        ):
             assert live.slot is not None
             live.slot.resident += 1
             if not math.isfinite(logprob):

@@ -3,9 +3,9 @@
 Each draw is a function of the request's seed and of the position in its answer alone: nothing that shares the
 batch can change it (beyond rounding in the logits), and a request that is made again draws the same.
 
-Log-probs are of the distribution that was drawn from: log_softmax(logits / temperature), and renormalised over
-what top-k, top-p and min-p keep (see truncation). Greedy draws (temperature 0) report log_softmax(logits). Who
-asks gets the ids that were kept, and the log-prob under the model itself, log_softmax(logits).
+Log-probs are of the distribution that was drawn from: log_softmax(logits / temperature), renormalised over
+what top-k, top-p and min-p keep (see truncation). Greedy draws (temperature 0) report log_softmax(logits).
+Whoever asks gets the ids that were kept, and the log-prob under the model itself, log_softmax(logits).
 
 The draw inverts the cumulative distribution in two levels, blocks and then tokens of one block, with f64
 sums: as exact as a full cumulative sum and much cheaper.

@@ -68,7 +68,7 @@ class GeneratorSettings:
                 Problem(
                     "top_k",
                     self.top_k,
-                    f"the ids that top_k keeps are recorded, at most max_kept_ids = {self.max_kept_ids} a token",
+                    f"ids that top_k keeps are recorded, at most max_kept_ids = {self.max_kept_ids} a token",
                     "Lower top_k or raise max_kept_ids.",
                 )
             )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy
+
 from headway.core.errors import HeadwayError
 from headway.core.kept import Kept
 
@@ -19,15 +21,20 @@ def check_kept(sample: TrainingSample, rollout: str, vocab: int) -> None:
         raise HeadwayError(f"the kept ids of rollout {rollout} cannot be read: {error}") from error
     if kept is None:
         return
-    tokens = [token for token, flag in zip(sample.token_ids, sample.trainable, strict=True) if flag]
-    if len(kept.counts) != len(tokens):
+    tokens = numpy.array(sample.token_ids)[numpy.array(sample.trainable, dtype=bool)]
+    counts, ids = numpy.array(kept.counts), numpy.array(kept.ids)
+    if len(counts) != len(tokens):
         rule = f"rollout {rollout} must have a count of kept ids for each of its {len(tokens)} trained tokens"
-        raise HeadwayError(rule, value=len(kept.counts))
-    if kept.ids and (min(kept.ids) < 0 or max(kept.ids) >= vocab):
+        raise HeadwayError(rule, value=len(counts))
+    if not len(ids):
+        return
+    if ids.min() < 0 or ids.max() >= vocab:
         rule = f"kept ids of rollout {rollout} must be below the model's vocabulary of {vocab}"
-        raise HeadwayError(rule, value=(min(kept.ids), max(kept.ids)))
-    for token, ids in zip(tokens, kept.rows(), strict=True):
-        if ids and token not in ids:
-            raise HeadwayError(f"a token of rollout {rollout} must be among the ids kept for it", value=token)
-        if len(set(ids)) < len(ids):
-            raise HeadwayError(f"the ids kept for a token of rollout {rollout} must differ", value=token)
+        raise HeadwayError(rule, value=(int(ids.min()), int(ids.max())))
+    owners = numpy.repeat(numpy.arange(len(tokens)), counts)
+    if (numpy.diff(ids)[numpy.diff(owners) == 0] <= 0).any():
+        raise HeadwayError(f"the ids kept for a token of rollout {rollout} must rise, each there once")
+    found = numpy.bincount(owners[ids == tokens[owners]], minlength=len(tokens))
+    if (missing := tokens[(found == 0) & (counts > 0)]).size:
+        rule = f"a trained token of rollout {rollout} must be among the ids kept for it"
+        raise HeadwayError(rule, value=int(missing[0]))

@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from headway.trainer.routing import common_routes, route_rows
-from headway.trainer.support import kept_ids
+from headway.trainer.support import KeptIds, kept_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headway.trainer.sequences import TrainSequence
-    from headway.trainer.support import KeptIds
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Sequence
-
-    from torch import Tensor
 
     from headway.core.kept import Kept
 
@@ -34,13 +35,18 @@ def kept_ids(parts: Sequence[Kept | None], lengths: Sequence[int]) -> KeptIds | 
     """Join what sequences kept, each of so many tokens; None when none of them was truncated."""
     if not any(part is not None and len(part.ids) for part in parts):
         return None
-    counts: list[int] = []
-    ids: list[int] = []
-    for part, length in zip(parts, lengths, strict=True):
-        counts += [0] * length if part is None else part.counts
-        ids += () if part is None else part.ids
-    each = torch.tensor(counts)
-    return KeptIds(each, each.cumsum(0) - each, torch.tensor(ids))
+    counts = torch.cat(
+        [
+            torch.zeros(length, dtype=torch.int64) if part is None else _values(part.counts)
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+    )
+    ids = torch.cat([_values(part.ids) for part in parts if part is not None and len(part.ids)])
+    return KeptIds(counts, counts.cumsum(0) - counts, ids)
+
+
+def _values(values: array[int]) -> Tensor:
+    return torch.tensor(numpy.array(values), dtype=torch.int64)
 
 
 @dataclass(slots=True)
@@ -61,18 +67,15 @@ class Support:
         start = int(kept.starts[part][0])
         ids = kept.ids[start : start + int(counts.sum())]
         rows = torch.arange(len(targets)).repeat_interleave(counts)
-        columns: Tensor | None = None
-        if counts.all():
-            columns, ids = ids.unique(return_inverse=True)
-            if len(columns) > _MOST_GATHERED * len(weight):
-                ids, columns = columns[ids], None
-        width = len(weight) if columns is None else len(columns)
-        outside = torch.ones(len(targets), width, dtype=torch.bool)
+        chosen, at = ids.unique(return_inverse=True)
+        if counts.all() and len(chosen) <= _MOST_GATHERED * len(weight):
+            outside = torch.ones(len(targets), len(chosen), dtype=torch.bool)
+            outside[rows, at] = False
+            return Support(weight[chosen], torch.searchsorted(chosen, targets), outside, chosen)
+        outside = torch.ones(len(targets), len(weight), dtype=torch.bool)
         outside[rows, ids] = False
-        if columns is None:
-            outside[counts == 0] = False
-            return Support(weight, targets, outside, None)
-        return Support(weight[columns], torch.searchsorted(columns, targets), outside, columns)
+        outside[counts == 0] = False
+        return Support(weight, targets, outside, None)
 
     def add_weight_grad(self, weight_grad: Tensor, logits_grad: Tensor, hidden: Tensor) -> None:
         """Add the output layer's gradient of these tokens, [v, h], in place."""
