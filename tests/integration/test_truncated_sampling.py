@@ -8,7 +8,7 @@ from headway.core.payload import read_payload
 CUT = ["generator.top_p=0.9", "generator.top_k=20", "generator.min_p=0.01", "generator.temperature=0.8"]
 
 
-@pytest.mark.parametrize("bound", [0, 2])
+@pytest.mark.parametrize("bound", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_fresh_tokens_have_ratio_1_and_carry_what_they_were_drawn_from(bench, bound):
     ended = bench.train(*bench.environment(), *CUT, f"queue.bound={bound}", "stop.steps=3")
     assert ended.code == 0, ended.text
@@ -25,8 +25,6 @@ def test_fresh_tokens_have_ratio_1_and_carry_what_they_were_drawn_from(bench, bo
         kept = Kept.of(sample.streams)
         assert len(kept.counts) == sample.num_trainable
         assert 1 <= min(kept.counts) <= max(kept.counts) <= 20
-    replayed = bench.headway("replay", bench.run_dir, "--verify")
-    assert replayed.code == 0, replayed.text
 
 
 def test_bounds_of_truncation_name_key_file_and_line(bench):
