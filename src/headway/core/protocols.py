@@ -26,6 +26,7 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0 is off
+    min_p: float = 0.0  # least probability, as a share of the likeliest token's; 0 is off
     stop_ids: tuple[int, ...] = ()  # ends the answer; the id itself is part of it
     stop_strings: tuple[str, ...] = ()  # ends the answer after the token that completes one
     seed: int = 0  # with the position in the answer it fixes each draw, whatever else is in the batch
@@ -45,12 +46,16 @@ class GenerateRequest:
         0  # of the prompt's end that the answer begins with: stop strings may span the seam
     )
     priority: int = 0  # lower runs first
-    streams: tuple[str, ...] = ()  # wanted on the terminal chunk, of the whole context
+    streams: tuple[str, ...] = ()  # wanted: ROUTED_EXPERTS, KEPT_IDS, MODEL_LOGPROBS, PROMPT_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Token ids out. The last chunk of a request, and only it, has `finish`; it may carry tokens too."""
+    """Token ids out. The last chunk of a request, and only it, has `finish`; it may carry tokens too.
+
+    Streams of the sampled tokens come with each chunk, of its own tokens; those of the prompt or the whole
+    context come with the terminal chunk.
+    """
 
     token_ids: array[int]
     logprobs: array[float]
@@ -77,6 +82,8 @@ class EngineCapabilities:
     lora: bool
     max_adapters: int = 0  # that may be loaded beside the main policy; 0 for an engine without
     max_adapter_rank: int = 0
+    min_p: bool = False
+    kept_ids: bool = False  # whether KEPT_IDS can be had, without which truncated samples cannot be trained
 
 
 @dataclass(frozen=True, slots=True)

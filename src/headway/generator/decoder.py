@@ -1,7 +1,8 @@
 """The forward pass of a decoder over a KvCache, in plain torch; the shape says what its family adds.
 
-Prefill only writes KV; logits are computed by decode steps alone. A request whose KV misses just its last
-token is ready to decode, be that token the last of its prompt or the last it sampled.
+Prefill writes KV, and computes log-probs of the prompt where they are wanted; logits come from decode steps.
+A request whose KV misses just its last token is ready to decode, be that token the last of its prompt or the
+last it sampled.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from headway.generator.adapters import Mixture, together
 from headway.generator.experts import mix, route
 from headway.generator.packed import PackedWeights, linear
 from headway.generator.rotary import rotations
+from headway.generator.scoring import target_logprobs
 
 if TYPE_CHECKING:
     from array import array
 
     from headway.generator.kv import KvCache
     from headway.generator.policies import Served
+    from headway.generator.streams import PromptLogprobs
     from headway.models.shape import ModelShape
 
 
@@ -32,6 +35,7 @@ class Piece(NamedTuple):
     start: int  # position of the first; the KV before it is resident
     token_ids: array[int]
     served: Served
+    scores: PromptLogprobs | None = None  # takes the log-probs of the tokens that these predict
 
 
 class Fed(NamedTuple):
@@ -81,11 +85,12 @@ class Decoder:
         masks = [self._causal(piece.start, n) for piece, n in zip(pieces, lengths, strict=True)]
         heads, kv_heads, d = self._shape.num_heads, self._shape.num_kv_heads, self._shape.head_dim
         last = len(self.weights.layers) - 1
+        scored = any(piece.scores is not None and not piece.scores.complete for piece in pieces)
         x = functional.embedding(tokens, self.weights.embed)
         for index, layer in enumerate(self.weights.layers):
             keys, values = cache.layer(index)
             q = self._project(x, index, rotation, keys, values, slots, positions, mixture)
-            if index == last and layer.router is None:
+            if index == last and layer.router is None and not scored:
                 return  # its KV is written, and nobody reads the output
             attended = x.new_empty(len(tokens), heads * d)
             at = 0
@@ -102,6 +107,12 @@ class Decoder:
                 at += n
             x = x + _product(attended, layer.out, layer.out_bias, mixture, index, "out")
             x = x + self._feed_forward(x, index, cache.routes(index), slots, positions, mixture)
+        for piece, output in zip(pieces, x.split(lengths), strict=True) if scored else ():
+            if (scores := piece.scores) is not None:
+                part = scores.lacking(piece.start, len(output))
+                targets = torch.from_numpy(scores.targets(piece.start, part)).to(self._device)
+                found = target_logprobs(output[part], self._logits, targets)
+                scores.take(piece.start, part, found.cpu().numpy())
 
     @torch.inference_mode()
     def decode(self, fed: Sequence[Fed], cache: KvCache) -> torch.Tensor:
@@ -143,6 +154,9 @@ class Decoder:
             x = x + self._feed_forward(x, index, cache.routes(index), slots, at, mixture)
         if back is not None:
             x = x[back]
+        return self._logits(x)
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
         return linear(self._norm(x, self.weights.norm), self.weights.head)
 
     def _project(

@@ -35,6 +35,7 @@ from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
 from headway.generator.packing import pack_weights, update_weights
 from headway.generator.policies import Policies, Served
 from headway.generator.slots import Slots
+from headway.generator.streams import OFFERED
 
 if TYPE_CHECKING:
     from headway.core.records import FinishReason
@@ -125,6 +126,8 @@ class EmbeddedEngine:
             lora=True,  # merged by read_weights, or beside the weights by load_adapter
             max_adapters=self._settings.max_adapters,
             max_adapter_rank=self._settings.max_adapter_rank,
+            min_p=True,
+            kept_ids=True,
         )
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
@@ -138,7 +141,7 @@ class EmbeddedEngine:
             return
         mailbox = Mailbox()
         room = min(request.sampling.max_tokens, self._settings.max_context_tokens - len(request.prompt_ids))
-        live = Live.of(request, self._main, room, mailbox.put)
+        live = Live.of(request, self._main, room, mailbox.put, self._settings.max_kept_ids)
 
         def refuse(reason: FinishReason, message: str) -> None:
             mailbox.put(refusal_chunk(reason, message, self._replica))
@@ -238,11 +241,15 @@ class EmbeddedEngine:
             return f"the answer cannot begin with {request.num_answer_tokens} tokens of its prompt"
         if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
             return f"temperature, top_p or top_k is out of range: {sampling}"
+        if not 0 <= sampling.min_p <= 1:
+            return f"min_p must be from 0 to 1, not {sampling.min_p}"
         if sampling.stop_strings and self._decode_text is None:
             return "stop strings need an engine that was given decode_text"
-        offered = {ROUTED_EXPERTS} if self._shape.experts else set[str]()
+        offered = OFFERED | ({ROUTED_EXPERTS} if self._shape.experts else set[str]())
         if unknown := sorted(set(request.streams) - offered):
-            return f"this engine does not have the streams {', '.join(unknown)} of this model"
+            return (
+                f"of this model there are the streams {', '.join(sorted(offered))}, not {', '.join(unknown)}"
+            )
         return ""
 
     @torch.inference_mode()

@@ -224,6 +224,8 @@ class DecodeLoop:
             lives = {live for live in self._running if live.served is served and live.lacking}
         for live in lives:
             live.enter("prefill", began)
+            if live.scores is not None:
+                live.scores.forget()
         rebuild = _Rebuild(lives, stopwatch() - began, done)
         self._rebuilds.append(rebuild)
         self._settle_rebuilds()
@@ -234,6 +236,7 @@ class DecodeLoop:
         while self._waiting and len(self._running) < self.limits.max_running:
             live = heapq.heappop(self._waiting)[2]
             live.slot = self.slots.acquire(live.request.session, live.tokens, live.served.salt)
+            live.slot.resident = min(live.slot.resident, live.usable)
             live.enter("prefill", stopwatch())
             self._running.append(live)
 
@@ -250,11 +253,11 @@ class DecodeLoop:
                 break
             slot = live.slot
             assert slot is not None
-            self.slots.extend_by_copy(slot, len(live.tokens) - 1)
-            if live.lacking and not _will_share(live, chosen):
+            self.slots.extend_by_copy(slot, live.usable)
+            if live.lacking and not (live.usable == len(live.tokens) - 1 and _will_share(live, chosen)):
                 n = min(left, live.lacking)
                 ids = live.tokens[slot.resident : slot.resident + n]
-                pieces.append(Piece(slot.index, slot.resident, ids, live.served))
+                pieces.append(Piece(slot.index, slot.resident, ids, live.served, live.scores))
                 chosen.append(live)
                 left -= n
         if pieces:
@@ -277,8 +280,10 @@ class DecodeLoop:
         for live in ready:
             live.enter("decode", began)
         logits = self.decoder.decode([Fed(live.tokens, live.served) for live in ready], self.cache)
-        tokens, logprobs = draw_tokens(logits, [live.draw() for live in ready])
-        for live, token, logprob in zip(ready, tokens, logprobs, strict=True):
+        drawn = draw_tokens(logits, [live.draw() for live in ready])
+        for row, (live, token, logprob) in enumerate(
+            zip(ready, drawn.token_ids, drawn.logprobs, strict=True)
+        ):
             assert live.slot is not None
             live.slot.resident += 1
             if not math.isfinite(logprob):
@@ -287,6 +292,7 @@ class DecodeLoop:
                 self._finish(live, "lost", message)
                 continue
             live.take(token, logprob)
+            live.extra.take(drawn.kept.get(row), drawn.model_logprobs.get(row))
             reason = live.finish_reason(self.decode_text)
             if reason is not None:
                 self._finish(live, reason, "")

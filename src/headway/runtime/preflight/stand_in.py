@@ -26,7 +26,7 @@ class StandInEngine:
 
     def capabilities(self) -> EngineCapabilities:
         """Return what the embedded engine would say."""
-        return EngineCapabilities(1, self._context, "sampling", True, True, False)
+        return EngineCapabilities(1, self._context, "sampling", True, True, False, True)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Yield one terminal chunk."""
