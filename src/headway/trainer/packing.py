@@ -21,6 +21,7 @@ from torch import Tensor
 
 from headway.trainer.attention import dense_mask
 from headway.trainer.routing import route_rows
+from headway.trainer.support import KeptIds, kept_ids
 from headway.trainer.trie import Node, Tree, common_length
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class PackedRow:
     routes: Tensor | None  # experts to send each position to, -1 for free, [s, expert layers, per token]
     members: tuple[int, ...]  # sequences in the order of their trained tokens
     lengths: tuple[int, ...]  # trained tokens of each member; sums to t
+    kept: KeptIds | None = None  # what the trained tokens were drawn from, where truncated
 
     def attention_mask(self, dtype: torch.dtype) -> Tensor:
         """Return the additive mask [1, 1, s, s]: 0 where attended, else the dtype's lowest number."""
@@ -131,17 +133,20 @@ def _lay_out(trees: Sequence[Tree], sequences: Sequence[TrainSequence]) -> Packe
     members = tuple(member for tree in trees for member in tree.leaves)
     chosen = [sequences[member] for member in members]
     lengths = tuple(len(sequence.positions) for sequence in chosen)
-    # What decides a log-prob: where it is predicted, of what, and how it was drawn.
-    distinct: dict[tuple[int, int, float], int] = {}
+    kept = kept_ids([sequence.kept for sequence in chosen], lengths)
+    # What decides a log-prob: where it is predicted, of what, and how it was drawn. Among tokens that truncated
+    # sampling drew none is taken for another's copy.
+    distinct: dict[tuple[int, int, float, int], int] = {}
     copies: list[int] = []
     for tree in trees:
         for member in tree.leaves:
             sequence = sequences[member]
             before = tree.position(member, [p - 1 for p in sequence.positions])
             for at, p in zip(before, sequence.positions, strict=True):
-                what = (at, sequence.token_ids[p], sequence.temperature)
+                copy = len(copies) if kept else 0
+                what = (at, sequence.token_ids[p], sequence.temperature, copy)
                 copies.append(distinct.setdefault(what, len(distinct)))
-    predict_at, targets, temperatures = zip(*distinct, strict=True)
+    predict_at, targets, temperatures, _ = zip(*distinct, strict=True)
 
     def per_token(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64).repeat_interleave(torch.tensor(lengths))
@@ -163,6 +168,7 @@ def _lay_out(trees: Sequence[Tree], sequences: Sequence[TrainSequence]) -> Packe
         routes=_routes(nodes, sequences),
         members=members,
         lengths=lengths,
+        kept=kept,
     )
 
 

@@ -95,7 +95,7 @@ class TrainedPolicy:
         )
         hidden = output.last_hidden_state[0].index_select(0, row.predict_at)
         head = self._base.get_output_embeddings().weight
-        logp, entropy = token_logprobs(hidden, head, row.targets, row.temperatures)
+        logp, entropy = token_logprobs(hidden, head, row.targets, row.temperatures, row.kept)
         return logp[row.copies], entropy[row.copies]
 
     @contextlib.contextmanager
