@@ -15,8 +15,8 @@ for a shared machine changes wall time at will. The last line is one JSON object
 
 MFU counts the FLOPs of the positions that a side had to compute once the padding is left out: forward and
 backward of the layers, the output layer where a token is trained (ours) or everywhere (theirs), causal
-attention, real lengths, recompute excluded. The peak is the f32 matrix product of 1024 x 1024 x 1024 that torch
-reaches here with as many threads, in CPU time too.
+attention, real lengths, recompute excluded. The peak is what torch's f32 product of 1024 x 1024 x 1024 reaches
+here with as many threads, in CPU time too.
 
 `head.memory_share` is what log-probs and entropies of 8192 tokens, with a trained output layer and the
 backward pass, add to the peak, over the bytes of tokens x vocabulary; it must be below 0.25.
@@ -220,7 +220,7 @@ class Side:
 
 
 def flops(facts: Any, setting: str, positions: int, predicted: int, pairs: float) -> float:
-    """Return the FLOPs of a step: layers at all positions, output layer where predicted, attention by pairs."""
+    """Return the FLOPs of a step: layers at positions, output layer where predicted, attention by pairs."""
     full = setting.startswith("full")
     head = facts.vocab * facts.hidden
     layers = facts.linear_params - head

@@ -7,13 +7,13 @@ Trainer
     program       Python, torch, transformers, peft: measured
     weights       4 P, and 4 T more for LoRA factors
     optimizer     8 T: AdamW's two moments
-    activations   A = 4 s (L a + h) + 8 s^2 of the longest packed row, s = max(micro_batch_tokens,
-                  max_context_tokens) but no more than a batch has; s^2 is the mask, twice.
-                  a = 4 h + 5 q + 4 f: two residuals, two normed inputs, q, k and v spread over the heads,
-                  attention's output twice, gate, silu, up and their product; full fine-tuning keeps two
-                  normed residuals more (2 h). In a block with experts, k of E for each token, the place
-                  of 4 f is taken by k (4 f + 2 h) + 2 E: every expert's input and output too. With
-                  gradient checkpointing L h + a takes the place of L a.
+    activations   A = 4 s (L a + h) of the longest packed row, s = max(micro_batch_tokens,
+                  max_context_tokens) but no more than a batch has.
+                  a = 4 h + 2 q + 2 v + 2 f, v = key/value heads * head_dim: two residuals, two normed
+                  inputs, q and attention's output, k and v, gate and up (trainer/fused.py). Attention holds
+                  no mask. In a block with experts, k of E for each token, the place of 2 f is taken by
+                  k (4 f + 2 h) + 2 E: every expert's input and output too. With gradient checkpointing
+                  L h + a takes the place of L a.
     gradients     max(4 T, 0.8 A'), A' being A without gradient checkpointing: gradients fill the blocks
                   that activations leave free, and the allocator gives those back late (measured)
     logits        3 * 4 * 128 V: a chunk of the output layer (trainer/logprobs.py), and 4 V h more for its
@@ -167,9 +167,9 @@ def _trainer(facts: ModelFacts, config: Config) -> list[Part]:
 
 
 def _activation_bytes(facts: ModelFacts, settings: TrainerSettings, num_tokens: int) -> int:
-    query = facts.num_heads * facts.head_dim
-    same = 4 * facts.hidden + 5 * query + (2 * facts.hidden if settings.full else 0)
-    dense = same + 4 * facts.intermediate
+    query, key = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+    same = 4 * facts.hidden + 2 * query + 2 * key
+    dense = same + 2 * facts.intermediate
     mixture = facts.experts_per_token * (4 * facts.expert_intermediate + 2 * facts.hidden)
     mixture += same + 2 * facts.num_experts
     if settings.gradient_checkpointing:
@@ -177,7 +177,7 @@ def _activation_bytes(facts: ModelFacts, settings: TrainerSettings, num_tokens: 
         values = facts.num_layers * facts.hidden + max(present)
     else:
         values = facts.num_dense_layers * dense + facts.num_expert_layers * mixture
-    return F32 * num_tokens * (values + facts.hidden) + 2 * F32 * num_tokens**2
+    return F32 * num_tokens * (values + facts.hidden)
 
 
 def _generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:

@@ -107,10 +107,8 @@ def _linears(x: Tensor, *modules: Any) -> tuple[Tensor, ...]:
 
 def _parts(module: Any) -> Linear:
     """Return what a torch linear layer, or peft's around one, multiplies by."""
-    if not isinstance(module, LoraLinear):
-        return Linear(module.weight, module.bias, None, None, 0.0)
-    base = module.base_layer
-    if module.disable_adapters:
+    base = module.base_layer if (adapted := type(module) is LoraLinear) else module
+    if not adapted or module.disable_adapters:
         return Linear(base.weight, base.bias, None, None, 0.0)
     (name,) = module.active_adapters
     a, b = module.lora_A[name].weight, module.lora_B[name].weight
@@ -215,10 +213,7 @@ class _GatedLinear(torch.autograd.Function):
 
 def _product(rows: Tensor, layer: Linear) -> tuple[Tensor, Tensor | None]:
     """Return the layer's output and, with factors, what A makes of the input, [rows, rank]."""
-    if layer.bias is None:
-        out = rows @ layer.weight.T
-    else:
-        out = torch.addmm(layer.bias, rows, layer.weight.T)
+    out = functional.linear(rows, layer.weight, layer.bias)
     if layer.a is None or layer.b is None:
         return out, None
     low = rows @ layer.a.T
@@ -264,5 +259,5 @@ def _save(ctx: Any, layers: Sequence[Linear], *tensors: Tensor | None) -> None:
 
 def _saved(ctx: Any) -> tuple[list[Linear], Sequence[Tensor]]:
     saved, each = ctx.saved_tensors, _PARTS - 1
-    layers = [Linear(*saved[at * each : (at + 1) * each], scale) for at, scale in enumerate(ctx.scales)]
+    layers = [Linear(*saved[at * each :][:each], scale) for at, scale in enumerate(ctx.scales)]  # pyright: ignore
     return layers, saved[len(layers) * each :]

@@ -22,13 +22,12 @@ from torch import Tensor
 from headway.trainer.attention import dense_mask
 from headway.trainer.routing import route_rows
 from headway.trainer.support import KeptIds, kept_ids
-from headway.trainer.trie import Node, Tree, common_length
+from headway.trainer.trie import Block, Node, Tree, common_length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headway.trainer.sequences import TrainSequence
-    from headway.trainer.trie import Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +133,8 @@ def _lay_out(trees: Sequence[Tree], sequences: Sequence[TrainSequence]) -> Packe
     chosen = [sequences[member] for member in members]
     lengths = tuple(len(sequence.positions) for sequence in chosen)
     kept = kept_ids([sequence.kept for sequence in chosen], lengths)
-    # What decides a log-prob: where it is predicted, of what, and how it was drawn. Among tokens that truncated
-    # sampling drew none is taken for another's copy.
+    # What decides a log-prob: where it is predicted, of what, and how it was drawn. Among tokens that
+    # truncated sampling drew none is taken for another's copy.
     distinct: dict[tuple[int, int, float, int], int] = {}
     copies: list[int] = []
     for tree in trees:

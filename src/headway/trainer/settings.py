@@ -44,8 +44,8 @@ class TrainerSettings:
     )
     micro_batch_tokens: int = setting(
         1024,
-        "Most positions in one packed forward pass; a longer sequence has a pass of its own. Memory grows with "
-        "it; a group that fits one pass shares all that it can.",
+        "Most positions in one packed forward pass; a longer sequence has a pass of its own. Memory grows "
+        "with it; a group that fits one pass shares all that it can.",
         ge=1,
     )
     gradient_checkpointing: bool = setting(

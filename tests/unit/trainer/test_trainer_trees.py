@@ -126,7 +126,7 @@ def test_turns_that_samples_share_are_nested():
         prompt + turn + [4, 5],
         prompt + turn + other + [6, 7],
         prompt + turn + other + [8],
-        prompt + [9, 9],
+        [*prompt, 9, 9],
     ]
     sequences = [sequence(each, [len(each) - 1]) for each in ids]
     (row,) = pack(sequences, 100)
@@ -179,7 +179,12 @@ def test_tokens_that_went_to_other_experts_are_not_shared(bench, seed):
 
     def routes(ids):
         own = [draw.choice([[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 4]]) for _ in ids]
-        return Stream("token", "int16", (len(ids), 2, 2), array("h", sum(own, [])).tobytes())
+        return Stream(
+            "token",
+            "int16",
+            (len(ids), 2, 2),
+            array("h", [expert for token in own for expert in token]).tobytes(),
+        )
 
     rows = draw_rows(bench, draw, routes=routes)
     trainer = bench.trainer(make_family("qwen3 moe of some layers"), full=True, micro_batch_tokens=10_000)
