@@ -10,12 +10,12 @@ row of the trainer has (`trainer.micro_batch_tokens`).
 
 Each side is a child process of its own, so that its peak memory (VmHWM) is its own; they take turns, a step
 each. Without a path the model is a random one of SmolLM2-135M's shape. Times are CPU seconds of all threads,
-for a shared machine changes wall time at will. The last line is one JSON object: for each setting the medians,
+for a shared machine changes wall time at will. The last line is one JSON object: for each setting medians,
 `ratio` (useful tokens a second, ours over theirs), `memory_ratio` (peaks, ours over theirs), and MFU.
 
 MFU counts the FLOPs of the positions that a side had to compute once the padding is left out: forward and
 backward of the layers, the output layer where a token is trained (ours) or everywhere (theirs), causal
-attention, real lengths, recompute excluded. The peak is what torch's f32 product of 1024 x 1024 x 1024 reaches
+attention, real lengths, recompute excluded. The peak is what torch's f32 product of 1024 x 1024 x 1024 gets
 here with as many threads, in CPU time too.
 
 `head.memory_share` is what log-probs and entropies of 8192 tokens, with a trained output layer and the
