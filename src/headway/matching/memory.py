@@ -14,7 +14,7 @@ Trainer
                   no mask. In a block with experts, k of E for each token, the place of 2 f is taken by
                   k (4 f + 2 h) + 2 E: every expert's input and output too. With gradient checkpointing
                   L h + a takes the place of L a.
-    gradients     max(4 T, 0.8 A'), A' being A without gradient checkpointing: gradients fill the blocks
+    gradients     max(4 T, 0.3 A'), A' being A without gradient checkpointing: gradients fill the blocks
                   that activations leave free, and the allocator gives those back late (measured)
     logits        3 * 4 * 128 V: a chunk of the output layer (trainer/logprobs.py), and 4 V h more for its
                   gradient when it is trained
@@ -56,7 +56,7 @@ _GENERATOR_PROGRAM = 320 * MIB
 _DRIVER_PROGRAM = 45 * MIB
 _WORKER_PROGRAM = 45 * MIB
 _ROLLOUT_BYTES = 40_000  # of one in flight, driver and environment worker together
-_FREE_SHARE = 0.8  # of the activations: blocks that were freed and are not given back
+_FREE_SHARE = 0.3  # of the activations: blocks that were freed and are not given back
 _CHUNK_TOKENS = 128  # trainer/logprobs.py, which imports torch
 
 

@@ -107,12 +107,13 @@ def _linears(x: Tensor, *modules: Any) -> tuple[Tensor, ...]:
 
 def _parts(module: Any) -> Linear:
     """Return what a torch linear layer, or peft's around one, multiplies by."""
-    base = module.base_layer if (adapted := type(module) is LoraLinear) else module
+    base: Any = module.base_layer if (adapted := type(module) is LoraLinear) else module
     if not adapted or module.disable_adapters:
         return Linear(base.weight, base.bias, None, None, 0.0)
     (name,) = module.active_adapters
-    a, b = module.lora_A[name].weight, module.lora_B[name].weight
-    return Linear(base.weight, base.bias, a, b, module.scaling[name])
+    a: Any = module.lora_A[name]
+    b: Any = module.lora_B[name]
+    return Linear(base.weight, base.bias, a.weight, b.weight, module.scaling[name])
 
 
 class _Norm(torch.autograd.Function):
