@@ -21,16 +21,19 @@ from headway.core.errors import EngineError, UserError
 from headway.core.protocols import Chunk, EngineCapabilities, EngineStats, GenerateRequest
 from headway.core.records import ROUTED_EXPERTS
 from headway.generator.decoder import Decoder
+from headway.generator.exact import ExactDecoder, draw_exact, shape_of_no_kv
 from headway.generator.kv import KvCache
 from headway.generator.live import Live, Mailbox
 from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
+from headway.generator.packed import PackedWeights
 from headway.generator.packing import pack_weights, update_weights
 from headway.generator.policies import Served
+from headway.generator.sampling import draw_tokens
 from headway.generator.slots import Slots
 
 if TYPE_CHECKING:
     from headway.core.records import FinishReason
-    from headway.generator.packed import PackedWeights
+    from headway.generator.exact import ForwardPass, Tensors
     from headway.generator.settings import GeneratorSettings
     from headway.models.shape import ModelShape
 
@@ -50,6 +53,8 @@ class EmbeddedEngine:
             names them. Called in a thread of its own.
         lineage: of the weights at the start.
         number: of the weights at the start.
+        exact: computes in the decoder's place, and reads weights; model_or_weights and read_weights are
+            not used then. It becomes this engine's.
 
     Raises ModelError when the weights do not fit the shape.
     """
@@ -65,6 +70,7 @@ class EmbeddedEngine:
         read_weights: ReadWeights,
         lineage: int = 0,
         number: int = 0,
+        exact: ForwardPass | None = None,
     ) -> None:
         self._shape = shape
         context = settings.max_context_tokens
@@ -75,11 +81,19 @@ class EmbeddedEngine:
                 key="generator.max_context_tokens",
                 remedy="Lower it, or use a model with a longer context.",
             )
-        is_module = isinstance(model_or_weights, torch.nn.Module)
-        named = model_or_weights.state_dict() if is_module else model_or_weights
-        self._newest = pack_weights(self._shape, named.items())  # applied last, or about to be
+        self._exact = exact
+        self._newest: PackedWeights | Tensors  # applied last, or about to be
         num_slots = 2 * settings.max_running
-        cache = KvCache(self._shape, num_slots, context, self._newest.embed.device)
+        if exact is None:
+            is_module = isinstance(model_or_weights, torch.nn.Module)
+            named = model_or_weights.state_dict() if is_module else model_or_weights
+            packed = self._newest = pack_weights(self._shape, named.items())
+            decoder = Decoder(self._shape, packed, context)
+            cache = KvCache(self._shape, num_slots, context, packed.embed.device)
+        else:
+            self._newest = {}
+            decoder = ExactDecoder(exact)
+            cache = KvCache(shape_of_no_kv(shape), num_slots, context, torch.device("cpu"))
         self._settings = settings
         self._replica = replica
         self._decode_text = decode_text
@@ -88,7 +102,7 @@ class EmbeddedEngine:
         self._closed = False
         self._main = Served("", lineage, number)
         self._loop = DecodeLoop(
-            Decoder(self._shape, self._newest, context),
+            decoder,
             cache,
             Slots(cache, num_slots),
             LoopLimits(settings.max_running, settings.prefill_chunk_tokens, settings.chunk_tokens),
@@ -96,6 +110,7 @@ class EmbeddedEngine:
             self._main,
             decode_text,
             context,
+            draw_tokens if exact is None else draw_exact,
         )
         self._thread = threading.Thread(target=self._loop.run, name=f"engine-{replica}", daemon=True)
         self._thread.start()
@@ -208,13 +223,16 @@ class EmbeddedEngine:
             return f"temperature, top_p or top_k is out of range: {sampling}"
         if sampling.stop_strings and self._decode_text is None:
             return "stop strings need an engine that was given decode_text"
-        offered = {ROUTED_EXPERTS} if self._shape.experts else set[str]()
+        offered = {ROUTED_EXPERTS} if self._shape.experts and self._exact is None else set[str]()
         if unknown := sorted(set(request.streams) - offered):
             return f"this engine does not have the streams {', '.join(unknown)} of this model"
         return ""
 
     @torch.inference_mode()
-    def _read(self, base: PackedWeights, manifest: str) -> PackedWeights:
+    def _read(self, base: PackedWeights | Tensors, manifest: str) -> PackedWeights | Tensors:
+        if self._exact is not None:
+            return self._exact.read(manifest)
+        assert isinstance(base, PackedWeights)
         return update_weights(self._shape, base, self._read_weights(manifest))
 
     async def _do(self, act: Callable[[], None]) -> None:

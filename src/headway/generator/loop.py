@@ -24,18 +24,22 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from headway.core.clock import stopwatch
 from headway.core.errors import EngineError
 from headway.core.protocols import Chunk, EngineStats
 from headway.core.records import FLOATS, ROUTED_EXPERTS, TOKENS, FinishReason, Stream
 from headway.generator.decoder import Decoder, Fed, Piece
+from headway.generator.exact import ExactDecoder
 from headway.generator.kv import KvCache
 from headway.generator.live import Live
 from headway.generator.policies import Served
-from headway.generator.sampling import draw_tokens
+from headway.generator.sampling import Draw, draw_tokens
 from headway.generator.slots import Slots, common_prefix
 
 if TYPE_CHECKING:
+    from headway.generator.exact import Tensors
     from headway.generator.packed import PackedWeights
 
 _RATE_STEPS = 32  # decode steps that the tokens/s of the stats look back over
@@ -71,7 +75,7 @@ class LoopLimits:
 class DecodeLoop:
     """State of the decode loop. All methods but `post` and `stop` run in its thread."""
 
-    decoder: Decoder
+    decoder: Decoder | ExactDecoder
     cache: KvCache
     slots: Slots
     limits: LoopLimits
@@ -79,6 +83,7 @@ class DecodeLoop:
     main: Served  # the policy whose weights the decoder has
     decode_text: Callable[[Sequence[int]], str] | None
     max_context_tokens: int
+    draw: Callable[[Tensor, Sequence[Draw]], tuple[list[int], list[float]]] = draw_tokens
     stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0.0, 0.0))
     failure: str = ""  # traceback of what ended the thread
     _ended: tuple[FinishReason, str] | None = None
@@ -175,10 +180,12 @@ class DecodeLoop:
             if wanted is None or live.request.request_id in wanted:
                 self._finish(live, "aborted", "")
 
-    def swap(self, weights: PackedWeights, lineage: int, number: int, kv: str, done: Future[float]) -> None:
+    def swap(
+        self, weights: PackedWeights | Tensors, lineage: int, number: int, kv: str, done: Future[float]
+    ) -> None:
         """Go on with other weights; `done` gets the seconds without decoding once all KV is as asked."""
         began = stopwatch()
-        self.decoder.weights = weights
+        self.decoder.weights = weights  # pyright: ignore - the engine read them for its decoder
         keep = kv == "keep"
         old = self.main.salt
         self.main.update(lineage, number)
@@ -238,8 +245,9 @@ class DecodeLoop:
         ready.sort(key=lambda live: live.slot.index if live.slot else 0)
         for live in ready:
             live.enter("decode", began)
-        logits = self.decoder.decode([Fed(live.tokens, live.served) for live in ready], self.cache)
-        tokens, logprobs = draw_tokens(logits, [live.draw() for live in ready])
+        fed = [Fed(live.tokens, live.served, live.request.sampling.temperature) for live in ready]
+        logits = self.decoder.decode(fed, self.cache)
+        tokens, logprobs = self.draw(logits, [live.draw() for live in ready])
         for live, token, logprob in zip(ready, tokens, logprobs, strict=True):
             assert live.slot is not None
             live.slot.resident += 1

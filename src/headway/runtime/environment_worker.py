@@ -178,7 +178,11 @@ def generation_limits(config: Config) -> GenerationLimits:
 
 def streams_to_train(config: Config, model_dir: Path) -> tuple[str, ...]:
     """Return the streams that the trainer needs beside the tokens."""
-    replays = config.trainer.replay_routing and read_shape(model_dir).experts is not None
+    replays = (
+        config.trainer.replay_routing
+        and not config.generator.exact_context_tokens
+        and read_shape(model_dir).experts is not None
+    )
     return (ROUTED_EXPERTS,) if replays else ()
 
 

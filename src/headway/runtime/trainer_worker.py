@@ -195,4 +195,5 @@ def build_trainer(job: Job) -> Trainer:
         seed=config.run.seed,
         keep_checkpoints=config.checkpoint.keep,
         keep_every_steps=config.checkpoint.keep_every_steps,
+        exact_context_tokens=config.generator.exact_context_tokens,
     )

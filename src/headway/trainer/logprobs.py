@@ -36,7 +36,8 @@ def token_logprobs(
     return _TokenLogprobs.apply(hidden, output_weight, targets, temperatures, keep_direction)  # pyright: ignore
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, temperatures: Tensor) -> Tensor:
+def log_softmax(hidden: Tensor, weight: Tensor, temperatures: Tensor) -> Tensor:
+    """Return the whole log-distribution that each hidden state predicts, [t, v]; t is one chunk's."""
     logits = hidden @ weight.T
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits /= temperatures.to(logits.dtype)[:, None]
@@ -55,7 +56,7 @@ class _TokenLogprobs(torch.autograd.Function):
         direction = torch.empty_like(hidden) if keep_direction else None
         for start in range(0, len(targets), CHUNK_TOKENS):
             part = slice(start, start + CHUNK_TOKENS)
-            log_all = _log_softmax(hidden[part], weight, temperatures[part])
+            log_all = log_softmax(hidden[part], weight, temperatures[part])
             logp[part] = log_all.gather(1, targets[part, None]).squeeze(1)
             probs = log_all.exp()
             entropy[part] = -(log_all.mul_(probs)).sum(-1)
@@ -84,7 +85,7 @@ class _TokenLogprobs(torch.autograd.Function):
         weight_grad = torch.zeros_like(weight) if need_weight else None
         for start in range(0, len(targets), CHUNK_TOKENS):
             part = slice(start, start + CHUNK_TOKENS)
-            logits_grad = _log_softmax(hidden[part], weight, temperatures[part]).exp_().neg_()
+            logits_grad = log_softmax(hidden[part], weight, temperatures[part]).exp_().neg_()
             scale = (grad[part] / temperatures[part].to(grad.dtype))[:, None]
             logits_grad.scatter_add_(1, targets[part, None], torch.ones_like(scale))
             logits_grad = (logits_grad * scale).to(weight.dtype)
