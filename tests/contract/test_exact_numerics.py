@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.algorithms.settings import AlgorithmSettings
 from headway.core.commands import Row
-from headway.core.errors import HeadwayError
+from headway.core.errors import EngineError, HeadwayError
 from headway.core.payload import Payload, PayloadWriter
 from headway.core.records import ROUTED_EXPERTS, TrainingSample
 from headway.generator.engine import EmbeddedEngine
@@ -185,6 +185,16 @@ async def test_greedy_and_truncated_answers_are_drawn_as_ever(tmp_path):
         for answer in await collect_all(engine, items):
             assert list(answer.token_ids) == wanted[0, 3:].tolist()
         assert list(answer.logprobs) == [0.0] * 20
+    finally:
+        await engine.close()
+
+
+async def test_adapters_beside_the_policy_are_refused():
+    engine = make_engine(make_model(), TrainerSettings())
+    try:
+        assert engine.capabilities().max_adapters == 0
+        with pytest.raises(EngineError, match="without adapters beside it"):
+            await engine.load_adapter("other", 0, 1, "somewhere", "keep")
     finally:
         await engine.close()
 

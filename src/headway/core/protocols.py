@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # --- engine ---------------------------------------------------------------------------------------
 
+MAIN_POLICY = "main"  # an engine's own weights; adapters have other names
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -36,7 +38,7 @@ class GenerateRequest:
     request_id: str  # unique within the run
     session: str  # requests of one session share KV: the rollout
     group: str  # requests of one group share their prompt
-    policy: str
+    policy: str  # MAIN_POLICY or a loaded adapter's name; without adapters any name is the main policy's
     prompt_ids: array[int]  # the whole context, [p]
     sampling: Sampling
     num_answer_tokens: int = (
@@ -73,6 +75,8 @@ class EngineCapabilities:
     top_p: bool
     top_k: bool
     lora: bool
+    max_adapters: int = 0  # that may be loaded beside the main policy; 0 for an engine without
+    max_adapter_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,8 @@ class EngineStats:
     num_waiting: int
     kv_used_fraction: float
     tokens_per_s: float
+    num_adapters: int = 0
+    adapter_bytes: int = 0  # memory that they take
 
 
 class Engine(Protocol):
@@ -105,7 +111,35 @@ class Engine(Protocol):
         ...
 
     async def apply(self, lineage: int, number: int, manifest: str, kv: str) -> float:
-        """Take up weights between two decode steps; return seconds without decoding."""
+        """Take up weights between two decode steps; return seconds without decoding.
+
+        Raises EngineError while adapters are loaded: they belong to the weights that are there.
+        """
+        ...
+
+    async def load_adapter(self, policy: str, lineage: int, number: int, manifest: str, kv: str) -> float:
+        """Answer for a LoRA adapter under this name; return seconds without decoding.
+
+        An adapter that is loaded already is updated in place, between two decode steps, while its requests
+        run on; `kv` says what becomes of their KV, as in `apply`. No other policy's requests are touched.
+
+        Args:
+            policy: its name, not MAIN_POLICY.
+            lineage: of its version, for the spans of its tokens.
+            number: of its version.
+            manifest: a published adapter's manifest, or a directory that PEFT saved.
+            kv: keep or recompute.
+
+        Raises UserError for an adapter that does not fit or is not computed, EngineError when the engine
+        cannot have adapters (now). What was there then stays.
+        """
+        ...
+
+    async def drop_adapter(self, policy: str) -> None:
+        """Free an adapter. Its requests end as aborted, with the tokens they have and a message.
+
+        Raises EngineError when there is no adapter of this name.
+        """
         ...
 
     def stats(self) -> EngineStats:

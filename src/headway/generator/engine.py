@@ -3,23 +3,31 @@
 Consumes: requests from any number of asyncio consumers. Each is handed to the decode loop's thread (see
 `loop`) and waits for chunks; the thread sends a terminal one whatever happens, which unblocks it.
 
-Left out: several policies or adapters at once, preemption of running requests. GPU tensors should work and
-are not tested.
+Left out: adapters beside weights that `apply` changed (see `adapter_loading`), preemption of running
+requests. GPU tensors should work and are not tested.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 from headway.core.errors import EngineError, UserError
-from headway.core.protocols import Chunk, EngineCapabilities, EngineStats, GenerateRequest
+from headway.core.protocols import (
+    MAIN_POLICY,
+    Chunk,
+    EngineCapabilities,
+    EngineStats,
+    GenerateRequest,
+)
 from headway.core.records import ROUTED_EXPERTS
+from headway.generator.adapter_loading import AdapterLoading
 from headway.generator.decoder import Decoder
 from headway.generator.exact import ExactDecoder, draw_exact, shape_of_no_kv
 from headway.generator.kv import KvCache
@@ -27,7 +35,7 @@ from headway.generator.live import Live, Mailbox
 from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
 from headway.generator.packed import PackedWeights
 from headway.generator.packing import pack_weights, update_weights
-from headway.generator.policies import Served
+from headway.generator.policies import Policies, Served
 from headway.generator.sampling import draw_tokens
 from headway.generator.slots import Slots
 
@@ -55,6 +63,7 @@ class EmbeddedEngine:
         number: of the weights at the start.
         exact: computes in the decoder's place, and reads weights; model_or_weights and read_weights are
             not used then. It becomes this engine's.
+        base_model: name or path of the model, which an adapter's is compared with.
 
     Raises ModelError when the weights do not fit the shape.
     """
@@ -71,6 +80,7 @@ class EmbeddedEngine:
         lineage: int = 0,
         number: int = 0,
         exact: ForwardPass | None = None,
+        base_model: str = "",
     ) -> None:
         self._shape = shape
         context = settings.max_context_tokens
@@ -100,18 +110,20 @@ class EmbeddedEngine:
         self._read_weights = read_weights
         self._applying = asyncio.Lock()
         self._closed = False
-        self._main = Served("", lineage, number)
+        self._main = Served(MAIN_POLICY, lineage, number)
         self._loop = DecodeLoop(
             decoder,
             cache,
             Slots(cache, num_slots),
             LoopLimits(settings.max_running, settings.prefill_chunk_tokens, settings.chunk_tokens),
             replica,
-            self._main,
+            Policies(self._main),
             decode_text,
             context,
             draw_tokens if exact is None else draw_exact,
         )
+        device = torch.device("cpu") if exact else packed.embed.device
+        self._adapters = AdapterLoading(self._loop, self._post_call, shape, settings, device, base_model)
         self._thread = threading.Thread(target=self._loop.run, name=f"engine-{replica}", daemon=True)
         self._thread.start()
         if settings.threads:
@@ -125,7 +137,9 @@ class EmbeddedEngine:
             logprobs="sampling",
             top_p=True,
             top_k=True,
-            lora=True,  # merged by read_weights
+            lora=True,  # merged by read_weights, or beside the weights by load_adapter
+            max_adapters=0 if self._exact else self._settings.max_adapters,
+            max_adapter_rank=self._settings.max_adapter_rank,
         )
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
@@ -173,17 +187,41 @@ class EmbeddedEngine:
         Raises EngineError when the engine has ended, and whatever reading the manifest raises; the present
         weights then stay.
         """
+        async with self._changing(kv):
+            self._adapters.check_none()
+            weights = await asyncio.to_thread(self._read, self._newest, manifest)
+            self._newest = weights
+            self._adapters.base_changes()
+            done: Future[float] = Future()
+            self._post_call(lambda: self._loop.swap(weights, lineage, number, kv, done), done)
+            # Shielded: a cancelled caller must not cancel what the loop is about to settle.
+            return await asyncio.shield(asyncio.wrap_future(done))
+
+    async def load_adapter(self, policy: str, lineage: int, number: int, manifest: str, kv: str) -> float:
+        """Answer for a LoRA adapter under this name, or update it in place; see the contract."""
+        if self._exact is not None:
+            raise EngineError(
+                "an exact engine serves the trainer's policy alone, without adapters beside it",
+                value=policy,
+                remedy='Use generator.numerics = "fast"',
+            )
+        async with self._changing(kv):
+            return await self._adapters.load(policy, lineage, number, manifest, kv)
+
+    async def drop_adapter(self, policy: str) -> None:
+        """Free an adapter; its requests end as aborted."""
+        async with self._changing():
+            await self._adapters.drop(policy)
+
+    @asynccontextmanager
+    async def _changing(self, kv: str = "keep") -> AsyncGenerator[None]:
+        """Change the weights of a policy inside the block: such calls take effect in their order."""
         if kv not in ("keep", "recompute"):
             raise EngineError("kv is keep or recompute", value=kv)
         async with self._applying:
             if self._closed:
                 raise EngineError("the engine was closed")
-            weights = await asyncio.to_thread(self._read, self._newest, manifest)
-            self._newest = weights
-            done: Future[float] = Future()
-            self._post_call(lambda: self._loop.swap(weights, lineage, number, kv, done), done)
-            # Shielded: a cancelled caller must not cancel what the loop is about to settle.
-            return await asyncio.shield(asyncio.wrap_future(done))
+            yield
 
     def set_threads(self, num_threads: int) -> None:
         """Change the decode loop's share of cores, from its next step on."""

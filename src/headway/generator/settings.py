@@ -45,6 +45,13 @@ class GeneratorSettings:
         ge=0,
     )
 
+    max_adapters: int = setting(
+        64,
+        "LoRA adapters that one replica may serve beside its weights; their memory is taken as they come.",
+        ge=1,
+    )
+    max_adapter_rank: int = setting(64, "Highest rank of an adapter that is taken.", ge=1)
+
     @property
     def exact_context_tokens(self) -> int:
         """Positions of every forward pass with exact numerics; 0 with fast ones."""

@@ -64,6 +64,13 @@ class StandInEngine:
         """There are no weights."""
         return 0.0
 
+    async def load_adapter(self, policy: str, lineage: int, number: int, manifest: str, kv: str) -> float:
+        """There are no weights."""
+        return 0.0
+
+    async def drop_adapter(self, policy: str) -> None:
+        """There are no weights."""
+
     def stats(self) -> EngineStats:
         """Return no load."""
         return EngineStats(0, 0, 0.0, 0.0)
