@@ -36,7 +36,6 @@ from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
 from headway.generator.packed import PackedWeights
 from headway.generator.packing import pack_weights, update_weights
 from headway.generator.policies import Policies, Served
-from headway.generator.sampling import draw_tokens
 from headway.generator.slots import Slots
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ class EmbeddedEngine:
             Policies(self._main),
             decode_text,
             context,
-            draw_tokens if exact is None else draw_exact,
+            None if exact is None else draw_exact,
         )
         device = torch.device("cpu") if exact else packed.embed.device
         self._adapters = AdapterLoading(self._loop, self._post_call, shape, settings, device, base_model)

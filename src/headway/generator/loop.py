@@ -84,7 +84,9 @@ class DecodeLoop:
     policies: Policies
     decode_text: Callable[[Sequence[int]], str] | None
     max_context_tokens: int
-    draw: Callable[[Tensor, Sequence[Draw]], tuple[list[int], list[float]]] = draw_tokens
+    draw: Callable[[Tensor, Sequence[Draw]], tuple[list[int], list[float]]] | None = (
+        None  # of an exact decoder
+    )
     stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0.0, 0.0))
     failure: str = ""  # traceback of what ended the thread
     _ended: tuple[FinishReason, str] | None = None
@@ -285,7 +287,7 @@ class DecodeLoop:
             live.enter("decode", began)
         fed = [Fed(live.tokens, live.served, live.request.sampling.temperature) for live in ready]
         logits = self.decoder.decode(fed, self.cache)
-        tokens, logprobs = self.draw(logits, [live.draw() for live in ready])
+        tokens, logprobs = (self.draw or draw_tokens)(logits, [live.draw() for live in ready])
         for live, token, logprob in zip(ready, tokens, logprobs, strict=True):
             assert live.slot is not None
             live.slot.resident += 1
