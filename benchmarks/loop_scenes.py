@@ -119,7 +119,7 @@ SCENES = {
 }
 
 
-LEARNING = replace(SCENES["micro"], name="reward", rate=3e-3, fixed_length=False)
+LEARNING = replace(SCENES["micro"], name="reward", rate=5e-4, fixed_length=False)
 """What the rewards of both sides are compared on; here the end token may be learned, by both alike."""
 
 
