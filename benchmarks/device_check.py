@@ -69,7 +69,8 @@ class Subject:
             return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         config = LlamaConfig(
             vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.1, pad_token_id=None,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+            initializer_range=0.1, pad_token_id=None,
         )  # fmt: skip
         return LlamaForCausalLM(config)
 
