@@ -17,7 +17,7 @@ deviation, ratio clipped at 0.2, the mean over all tokens of the batch, no KL; n
 on the way. Two threads in all:
 
 - Headway: `headway train`, one thread for the generator and one for the trainer, queue.bound 2, defaults
-  otherwise. Samples a second from its journal, between ends of steps; the first 2 steps are left out, and the
+  otherwise. Samples a second from its journal, between ends of steps; the first 3 steps are left out, and the
   last 2, in which generation has nothing left to do.
 - TRL: see loop_trl.py. Two threads; with the random models one thread, two that sleep while they wait and two
   that spin are tried in every round, and the best median counts. Its first step is left out.
@@ -44,7 +44,8 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from keep import merge
-from loop_scenes import BATCH, LEARNING, SCENES, Scene, Threads, make_model, make_prompts, write_slow_tool
+from loop_models import make_model
+from loop_scenes import BATCH, LEARNING, SCENES, Scene, Threads, make_prompts, write_slow_tool
 from loop_sides import OUR_LEAD, Measured, run_headway, run_ours, run_theirs
 from spread import difference
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 OTHERS = ("reward", "tool_latency")
 REWARD_STEPS = 150
-LATENCY_STEPS = 8
+LATENCY_STEPS = 9
 LATENCY_BOUNDS = (0, 2)
 
 
@@ -70,7 +71,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
     parser.add_argument("--scenes", type=names, default=every, help=", ".join(every))
     parser.add_argument("--rounds", type=int, default=5, help="of each scene, both sides in turns")
-    parser.add_argument("--steps", type=int, help="measured in each run, in place of the scene's own number")
+    parser.add_argument(
+        "--steps", type=int, help="measured in each run, in place of the scene's own; take a multiple of 3"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="of the scene reward")
     return parser.parse_args(arguments)
 

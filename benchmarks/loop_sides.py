@@ -18,7 +18,9 @@ from headway.core.commands import Train
 from headway.core.events import Scored, StepEnded
 from headway.telemetry.journal import read_journal
 
-OUR_LEAD, THEIR_LEAD = 2, 1  # first steps that are left out
+# First steps that are left out. Ours begin with bound + 1 batches at once; later ones may come in waves of as
+# many, so that a multiple of bound + 1 steps is measured.
+OUR_LEAD, THEIR_LEAD = 3, 1
 _HEADWAY = [sys.executable, "-m", "headway"]
 _SHOWN = {
     "wait": "rl.trainer.wait_fraction",
@@ -109,14 +111,14 @@ def run_ours(
 def run_theirs(
     scene: Scene, model: Path, prompts: Path, folder: Path, *, steps: int, threads: Threads, seed: int = 0
 ) -> Measured:
-    """Measure `steps` steps of TRL."""
+    """Measure `steps` steps of TRL, or the fewer that the scene allows it."""
     output = folder / "trl"
     job: dict[str, Any] = {
         "model": str(model),
         "prompts": str(prompts),
         "output": str(output),
         "seed": seed,
-        "steps": THEIR_LEAD + steps,
+        "steps": THEIR_LEAD + (min(steps, scene.their_steps) if scene.their_steps else steps),
         "batch": BATCH,
         "group": GROUP,
         "rows": scene.their_rows,

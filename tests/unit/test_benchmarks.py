@@ -48,6 +48,7 @@ def test_the_other_benchmarks_take_their_options():
 
 @pytest.mark.parametrize(("name", "params"), [("micro", 90_624), ("tiny", 624_128)])
 def test_a_scene_passes_the_checks_of_a_run(name, params, tmp_path):
+    import loop_models
     import loop_scenes
 
     from headway.config.load import load_config
@@ -57,8 +58,8 @@ def test_a_scene_passes_the_checks_of_a_run(name, params, tmp_path):
     from headway.renderers.chat import Renderer
 
     scene = loop_scenes.SCENES[name]
-    model = loop_scenes.make_model(scene.model, tmp_path)
-    assert loop_scenes.make_model(scene.model, tmp_path) == model  # the second time it is there
+    model = loop_models.make_model(scene.model, tmp_path)
+    assert loop_models.make_model(scene.model, tmp_path) == model  # the second time it is there
     prompts = loop_scenes.make_prompts(scene, model, tmp_path, num=4)
     config = load_config(loop_scenes.write_config(scene, model, prompts, tmp_path, steps=3))
     assert read_shape(model).num_params == params
@@ -73,13 +74,13 @@ def test_a_scene_passes_the_checks_of_a_run(name, params, tmp_path):
 
 @pytest.mark.parametrize("name", ["micro", "tiny"])
 def test_the_end_token_of_a_random_model_is_never_sampled(name, tmp_path):
-    import loop_scenes
+    import loop_models
     import torch
 
     from headway.models.load import load_causal_lm
     from headway.renderers.chat import Renderer
 
-    model = loop_scenes.make_model(name, tmp_path)
+    model = loop_models.make_model(name, tmp_path)
     torch.manual_seed(0)
     with torch.no_grad():
         logits = load_causal_lm(model)(torch.randint(0, 256, (8, 80))).logits
@@ -88,11 +89,12 @@ def test_the_end_token_of_a_random_model_is_never_sampled(name, tmp_path):
 
 
 def test_the_slow_tool_s_config_passes(tmp_path):
+    import loop_models
     import loop_scenes
 
     from headway.config.load import load_config
 
-    config = load_config(loop_scenes.write_slow_tool(loop_scenes.make_model("micro", tmp_path), tmp_path))
+    config = load_config(loop_scenes.write_slow_tool(loop_models.make_model("micro", tmp_path), tmp_path))
     assert config.environment.args == {"tool_s": 0.5, "sigma": 1.5, "answer_tokens": 16}
 
 
