@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OTHERS = ("reward", "tool_latency")
-REWARD_STEPS = 150
+REWARD_STEPS = 110
 LATENCY_STEPS = 9
 LATENCY_BOUNDS = (0, 2)
 
