@@ -430,3 +430,7 @@ class Trainer(Protocol):
     def set_threads(self, num_threads: int) -> None:
         """Compute with this many CPU threads from the next micro-batch on; callable from any thread."""
         ...
+
+    def close(self) -> None:
+        """End the processes that compute with it, if there are any; nothing may be asked of it afterwards."""
+        ...

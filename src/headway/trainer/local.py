@@ -140,9 +140,7 @@ class LocalTrainer:
         has the rest of the batch. Raises UserError where the algorithm needs the whole batch first,
         HeadwayError for rows that cannot be trained.
         """
-        if (what := self._passes.needs_whole_batch) is not None:
-            rule = f"a step may not begin before its batch is complete with {what}"
-            raise UserError(rule, remedy="Set queue.stream = false", key="queue.stream")
+        self.check_gathers()
         fetched = self._fetch(rows, whole=False)
         part = count(fetched, of_part=True)
         if self._gathered is None:
@@ -231,16 +229,20 @@ class LocalTrainer:
 
         Raises HeadwayError when there is no gradient to apply.
         """
-        self._check_not_gathering("optim_step")
-        if not self._num_parts:
-            rule = "an optimizer step needs a gradient: nothing was added since the last one"
-            raise HeadwayError(rule, value=self._steps, remedy="Call forward_backward before optim_step")
+        self.check_gradient()
         if self._ranks is not None:
             self._ranks.sum_gradients(list(self._policy.trainable().values()))
         metrics = self._update.apply(self._steps + 1, self._loss_sum, settings, lr_scale)
         self._steps += 1
         self.zero_grad()
         return metrics
+
+    def check_gradient(self) -> None:
+        """Raise HeadwayError when there is no gradient that a step may apply."""
+        self._check_not_gathering("optim_step")
+        if not self._num_parts:
+            rule = "an optimizer step needs a gradient: nothing was added since the last one"
+            raise HeadwayError(rule, value=self._steps, remedy="Call forward_backward before optim_step")
 
     def publish(self, lineage: int, number: int) -> tuple[str, int]:
         """Write the weights for replicas, atomically; return (manifest, bytes).
@@ -352,6 +354,20 @@ class LocalTrainer:
         self._lineage = None
         self.zero_grad()
 
+    def check(self, rows: Sequence[Row], *, whole: bool = True) -> None:
+        """Raise HeadwayError for rows that cannot be trained."""
+        self._fetch(rows, whole=whole)
+
+    def check_gathers(self) -> None:
+        """Raise UserError where the algorithm needs a whole batch before any gradient."""
+        if (what := self._passes.needs_whole_batch) is not None:
+            rule = f"a step may not begin before its batch is complete with {what}"
+            raise UserError(rule, remedy="Set queue.stream = false", key="queue.stream")
+
+    def trains_on(self, lineage: int) -> None:
+        """Take tokens of this life's version for fresh, as after a publication."""
+        self._lineage = lineage
+
     @property
     def _version(self) -> Version:
         return Version(self._steps, self._lineage)
@@ -397,6 +413,9 @@ class LocalTrainer:
     def set_threads(self, num_threads: int) -> None:
         """Compute with this many CPU threads from the next micro-batch on; callable from any thread."""
         self._threads = num_threads
+
+    def close(self) -> None:
+        """Do nothing: it computes in this process alone."""
 
     def _take_threads(self) -> None:
         """Set the thread count in the computing thread, where alone it has an effect."""
