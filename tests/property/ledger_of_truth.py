@@ -73,6 +73,7 @@ class Truth:
                     self.signals[command.group] = command.rewards
                     self.invariant_5_a_failure_is_never_a_reward(command)
                 case Rollback():
+                    assert not self.gathered, "a trainer that is taken back keeps what it gathered"
                     self._back_to(command.step, command.lineage)
                 case TrainPart():
                     assert self.training is None, "a part beside a step"
@@ -101,7 +102,6 @@ class Truth:
 
     def _back_to(self, step: int, lineage: int) -> None:
         self.training = None
-        assert not self.gathered, "a trainer that is taken back keeps what it gathered"
         self.weights, self.lineage = self.weights[:step], lineage
         self.versions[lineage, step] = self.weights
         self.versions[lineage, 0] = ()

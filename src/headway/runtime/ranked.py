@@ -5,8 +5,8 @@ is sent to every other rank, over a socket to each, and then done here as well; 
 one another (`headway.trainer.ranks`), at most deadlines.train_s. Between operations the others wait for the
 next one, without a deadline, and leave when this process does. Only rank 0 publishes and writes checkpoints.
 
-A rank that died ends the operation in progress, or the next one, with an error that names it. The process that
-this is a part of ends with that error, and the scheduler starts it anew, with new ranks.
+A rank that died ends the operation in progress, or the next one, with an error that names it. The process
+that this is a part of ends with that error, and the scheduler starts it anew, with new ranks.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Consumes TrainPart, Train, Publish, Checkpoint and Rollback from the driver. One thread computes them in
 their order and answers each by its event, so that the process goes on saying that it is alive; a thread count
-from the driver takes effect between two micro-batches of the step in progress. A checkpoint is copied there and written by a
-second thread while the first goes on; a Rollback waits for the checkpoint that is being written.
+from the driver takes effect between two micro-batches of the step in progress. A checkpoint is copied there
+and written by a second thread while the first goes on; a Rollback waits for the checkpoint that is being
+written.
 
 Checkpoints beyond those that the run keeps go when the next one is begun, not when one is done: what the
 scheduler can ask to roll back to is there as long as it may ask.

@@ -4,9 +4,9 @@ The second process is started once for the module; each case is a function of th
 """
 
 import math
-from array import array
 import subprocess
 import sys
+from array import array
 from multiprocessing.connection import Connection
 from pathlib import Path
 
