@@ -1,6 +1,6 @@
 """The trainer of several processes (`trainer.ranks`): this one is rank 0, and tells the others what to do.
 
-Rank 0 starts the others and meets them over a file in a directory of its own. Each operation that computes
+Rank 0 starts the others and meets them over a file in the run directory. Each operation that computes
 is sent to every other rank, over a socket to each, and then done here as well; inside it the ranks wait for
 one another (`headway.trainer.ranks`), at most deadlines.train_s. Between operations the others wait for the
 next one, without a deadline, and leave when this process does. Only rank 0 publishes and writes checkpoints.
@@ -18,7 +18,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -53,7 +52,9 @@ class RankedTrainer:
 
         self._num_ranks = job.config.trainer.ranks
         self._threads = self._each(job.threads)
-        self._meeting = Path(tempfile.mkdtemp(prefix="headway-ranks-"))
+        self._meeting = job.run_dir / "ranks"  # what a killed trainer leaves goes with the run
+        shutil.rmtree(self._meeting, ignore_errors=True)
+        self._meeting.mkdir()
         own = dataclasses.replace(job, threads=self._threads)
         rendezvous = self._meeting / "rendezvous"
         self._others = [_start(own, rank, rendezvous) for rank in range(1, self._num_ranks)]
