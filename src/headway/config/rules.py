@@ -11,7 +11,7 @@ from headway.environments.registry import BUILT_IN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from headway.config.compose import Config
+    from headway.config.compose import Config, SftConfig
 
 
 LOWEST_TEMPERATURE = 0.001
@@ -177,6 +177,13 @@ def a_group_can_be_kept(config: Config) -> Iterator[Clash]:
     yield Clash(keys, rule, "Widen the band, or use larger groups")
 
 
+def supervised_training_has_one_process(config: SftConfig) -> Iterator[Clash]:
+    """`headway sft` trains in its own process."""
+    if config.trainer.ranks > 1:
+        yield Clash(("trainer.ranks",), "must be 1 for `headway sft`, which has one process", "Use 1")
+
+
+SFT_RULES: tuple[Callable[[SftConfig], Iterator[Clash]], ...] = (supervised_training_has_one_process,)
 RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     a_temperature_can_be_divided_by,
     environment_takes_its_arguments,
