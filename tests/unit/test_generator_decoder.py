@@ -6,12 +6,23 @@ import pytest
 import torch
 
 from headway.core.errors import ModelError
-from headway.generator.decoder import Decoder, Piece
+from headway.generator.decoder import Decoder, Fed, Piece
 from headway.generator.kv import KvCache
 from headway.generator.packing import pack_weights, update_weights
+from headway.generator.policies import Served
 from headway.models.experts import unfused
 from headway.models.shape import model_shape
 from tests.unit.family_models import FAMILIES, VARIANTS, make_config, make_model
+
+SERVED = Served("", 0, 0)
+
+
+def piece(slot, start, tokens):
+    return Piece(slot, start, tokens, SERVED)
+
+
+def fed(contexts):
+    return [Fed(array("i", tokens), SERVED) for tokens in contexts]
 
 
 def make_decoder(model, slots=4, context=64):
@@ -31,8 +42,8 @@ def test_logits_equal_transformers_for_ragged_prompts(variant):
     decoder, cache = make_decoder(model)
     generator = torch.Generator().manual_seed(1)
     prompts = [array("i", torch.randint(0, 97, (n,), generator=generator).tolist()) for n in (2, 17, 40)]
-    decoder.prefill([Piece(slot, 0, prompt[:-1]) for slot, prompt in enumerate(prompts)], cache)
-    logits = decoder.decode([prompt[-1] for prompt in prompts], [len(p) - 1 for p in prompts], cache)
+    decoder.prefill([piece(slot, 0, prompt[:-1]) for slot, prompt in enumerate(prompts)], cache)
+    logits = decoder.decode(fed(prompts), cache)
     for row, prompt in enumerate(prompts):
         torch.testing.assert_close(logits[row], reference(model, prompt)[-1], atol=1e-4, rtol=1e-4)
 
@@ -42,10 +53,10 @@ def test_greedy_tokens_equal_transformers(variant):
     model = make_model(variant)
     decoder, cache = make_decoder(model)
     prompts = [array("i", [5, 9, 3]), array("i", [1]), array("i", range(20, 31))]
-    decoder.prefill([Piece(slot, 0, p[:-1]) for slot, p in enumerate(prompts) if len(p) > 1], cache)
+    decoder.prefill([piece(slot, 0, p[:-1]) for slot, p in enumerate(prompts) if len(p) > 1], cache)
     tokens = [list(prompt) for prompt in prompts]
     for _ in range(12):
-        logits = decoder.decode([t[-1] for t in tokens], [len(t) - 1 for t in tokens], cache)
+        logits = decoder.decode(fed(tokens), cache)
         for row, token in enumerate(logits.argmax(-1).tolist()):
             tokens[row].append(token)
     for row, prompt in zip(tokens, prompts, strict=True):
@@ -64,9 +75,9 @@ def test_a_prompt_in_chunks_equals_the_prompt_at_once(variant):
     model = make_model(variant)
     decoder, cache = make_decoder(model)
     prompt = array("i", range(1, 31))
-    decoder.prefill([Piece(1, 0, prompt[:29])], cache)
+    decoder.prefill([piece(1, 0, prompt[:29])], cache)
     for start, end in ((0, 7), (7, 8), (8, 29)):
-        decoder.prefill([Piece(2, start, prompt[start:end])], cache)
+        decoder.prefill([piece(2, start, prompt[start:end])], cache)
     for index in range(3):
         for values in cache.layer(index):
             torch.testing.assert_close(values[2], values[1], atol=1e-5, rtol=1e-5)
@@ -76,7 +87,7 @@ def test_a_prompt_in_chunks_equals_the_prompt_at_once(variant):
 
 def test_slots_swap_whole_contents():
     decoder, cache = make_decoder(make_model("qwen3 moe"))
-    decoder.prefill([Piece(0, 0, array("i", [1, 2, 3])), Piece(2, 0, array("i", [4, 5, 6, 7, 8]))], cache)
+    decoder.prefill([piece(0, 0, array("i", [1, 2, 3])), piece(2, 0, array("i", [4, 5, 6, 7, 8]))], cache)
     keys, values = cache.layer(1)
     long, short = keys[2, :, :5].clone(), values[0, :, :3].clone()
     routes = [cache.routes_of(slot, n).clone() for slot, n in ((0, 3), (2, 5))]
@@ -113,7 +124,7 @@ def test_a_partial_update_equals_packing_everything(variant):
     whole = pack_weights(shape, state.items())
     decoders = [Decoder(shape, weights, 64) for weights in (fresh, whole)]
     cache = KvCache(shape, 1, 64, torch.device("cpu"))
-    results = [decoder.decode([3], [0], cache) for decoder in decoders]
+    results = [decoder.decode(fed([[3]]), cache) for decoder in decoders]
     assert torch.equal(*results)
 
 
@@ -132,11 +143,11 @@ def test_one_expert_can_be_updated_alone():
 def test_packed_weights_never_alias_the_model():
     model = make_model()
     decoder, cache = make_decoder(model)
-    before = decoder.decode([3], [0], cache)
+    before = decoder.decode(fed([[3]]), cache)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert torch.equal(decoder.decode([3], [0], cache), before)
+    assert torch.equal(decoder.decode(fed([[3]]), cache), before)
 
 
 @pytest.mark.parametrize("variant", FAMILIES)

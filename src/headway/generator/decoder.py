@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from array import array
 
     from headway.generator.kv import KvCache
+    from headway.generator.policies import Served
     from headway.models.shape import ModelShape
 
 
@@ -29,6 +30,19 @@ class Piece(NamedTuple):
     slot: int
     start: int  # position of the first; the KV before it is resident
     token_ids: array[int]
+    served: Served
+
+
+class Fed(NamedTuple):
+    """One row of a decode step: the newest token of the context in the slot of the row's number."""
+
+    tokens: array[int]  # the whole context; the KV of all but the last is resident
+    served: Served
+
+    @property
+    def position(self) -> int:
+        """Position of the newest token."""
+        return len(self.tokens) - 1
 
 
 class Decoder:
@@ -84,9 +98,11 @@ class Decoder:
             x = x + self._feed_forward(x, layer, cache.routes(index), slots, positions)
 
     @torch.inference_mode()
-    def decode(self, token_ids: Sequence[int], positions: Sequence[int], cache: KvCache) -> torch.Tensor:
+    def decode(self, fed: Sequence[Fed], cache: KvCache) -> torch.Tensor:
         """Feed one token to each of the slots 0..m-1 and return the next tokens' logits, f32 [m, vocab]."""
-        rows = len(token_ids)
+        rows = len(fed)
+        positions = [row.position for row in fed]
+        token_ids = torch.tensor([row.tokens[-1] for row in fed], device=self._device)
         at = torch.tensor(positions, device=self._device)
         longest = max(positions) + 1
         mask = None
@@ -97,7 +113,7 @@ class Decoder:
         rotation = self._rotations[at].unsqueeze(1)
         slots = torch.arange(rows, device=self._device)  # rows may exceed the context
         kv_heads, d = self._shape.num_kv_heads, self._shape.head_dim
-        x = functional.embedding(torch.tensor(token_ids, device=self._device), self.weights.embed)
+        x = functional.embedding(token_ids, self.weights.embed)
         for index, layer in enumerate(self.weights.layers):
             keys, values = cache.layer(index)
             q = self._project(x, layer, rotation, keys, values, slots, at)

@@ -25,6 +25,7 @@ from headway.generator.kv import KvCache
 from headway.generator.live import Live, Mailbox
 from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
 from headway.generator.packing import pack_weights, update_weights
+from headway.generator.policies import Served
 from headway.generator.slots import Slots
 
 if TYPE_CHECKING:
@@ -85,14 +86,14 @@ class EmbeddedEngine:
         self._read_weights = read_weights
         self._applying = asyncio.Lock()
         self._closed = False
+        self._main = Served("", lineage, number)
         self._loop = DecodeLoop(
             Decoder(self._shape, self._newest, context),
             cache,
             Slots(cache, num_slots),
             LoopLimits(settings.max_running, settings.prefill_chunk_tokens, settings.chunk_tokens),
             replica,
-            lineage,
-            number,
+            self._main,
             decode_text,
             context,
         )
@@ -123,7 +124,7 @@ class EmbeddedEngine:
             return
         mailbox = Mailbox()
         room = min(request.sampling.max_tokens, self._settings.max_context_tokens - len(request.prompt_ids))
-        live = Live.of(request, room, mailbox.put)
+        live = Live.of(request, self._main, room, mailbox.put)
 
         def refuse(reason: FinishReason, message: str) -> None:
             mailbox.put(refusal_chunk(reason, message, self._replica))

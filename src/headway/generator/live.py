@@ -11,6 +11,7 @@ from typing import Literal
 from headway.core.clock import stopwatch
 from headway.core.protocols import Chunk, GenerateRequest
 from headway.core.records import FLOATS, TOKENS, FinishReason, Stream, VersionSpan
+from headway.generator.policies import Served
 from headway.generator.sampling import Draw, draw_key, uniform
 from headway.generator.slots import Slot
 
@@ -32,6 +33,7 @@ class Live:
     room: int  # tokens that may still be generated at arrival
     send: Callable[[Chunk], None]
     tokens: array[int]  # prompt and answer
+    served: Served  # the policy that answers
     logprobs: array[float] = field(default_factory=_no_logprobs)  # of the answer
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     slot: Slot | None = None
@@ -42,12 +44,12 @@ class Live:
     _spent: dict[Phase, float] = field(default_factory=dict[Phase, float])
 
     @staticmethod
-    def of(request: GenerateRequest, room: int, send: Callable[[Chunk], None]) -> Live:
+    def of(request: GenerateRequest, served: Served, room: int, send: Callable[[Chunk], None]) -> Live:
         """Take in a request."""
         sampling = request.sampling
         tokens = array(TOKENS, request.prompt_ids)
         key = draw_key(sampling.seed)
-        return Live(request, room, send, tokens, _key=key, _since=stopwatch())
+        return Live(request, room, send, tokens, served, _key=key, _since=stopwatch())
 
     @property
     def num_answer(self) -> int:
@@ -71,8 +73,9 @@ class Live:
         self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._since
         self._phase, self._since = phase, now
 
-    def take(self, token: int, logprob: float, lineage: int, number: int) -> None:
+    def take(self, token: int, logprob: float) -> None:
         """Append a sampled token; its KV is not there yet."""
+        lineage, number = self.served.lineage, self.served.number
         self.tokens.append(token)
         self.logprobs.append(logprob)
         if self.spans and self.spans[-1][:2] == (lineage, number):

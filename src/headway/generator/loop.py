@@ -28,9 +28,10 @@ from headway.core.clock import stopwatch
 from headway.core.errors import EngineError
 from headway.core.protocols import Chunk, EngineStats
 from headway.core.records import FLOATS, ROUTED_EXPERTS, TOKENS, FinishReason, Stream
-from headway.generator.decoder import Decoder, Piece
+from headway.generator.decoder import Decoder, Fed, Piece
 from headway.generator.kv import KvCache
 from headway.generator.live import Live
+from headway.generator.policies import Served
 from headway.generator.sampling import draw_tokens
 from headway.generator.slots import Slots, common_prefix
 
@@ -75,8 +76,7 @@ class DecodeLoop:
     slots: Slots
     limits: LoopLimits
     replica: str
-    lineage: int
-    number: int
+    main: Served  # the policy whose weights the decoder has
     decode_text: Callable[[Sequence[int]], str] | None
     max_context_tokens: int
     stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0.0, 0.0))
@@ -179,9 +179,10 @@ class DecodeLoop:
         """Go on with other weights; `done` gets the seconds without decoding once all KV is as asked."""
         began = stopwatch()
         self.decoder.weights = weights
-        self.lineage, self.number = lineage, number
         keep = kv == "keep"
-        self.slots.new_epoch(keep=keep)
+        old = self.main.salt
+        self.main.update(lineage, number)
+        self.slots.resalt(old, self.main.salt, keep=keep)
         lives = set() if keep else {live for live in self._running if live.lacking}
         for live in lives:
             live.enter("prefill", began)
@@ -194,7 +195,7 @@ class DecodeLoop:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.limits.max_running:
             live = heapq.heappop(self._waiting)[2]
-            live.slot = self.slots.acquire(live.request.session, live.tokens)
+            live.slot = self.slots.acquire(live.request.session, live.tokens, live.served.salt)
             live.enter("prefill", stopwatch())
             self._running.append(live)
 
@@ -214,9 +215,8 @@ class DecodeLoop:
             self.slots.extend_by_copy(slot, len(live.tokens) - 1)
             if live.lacking and not _will_share(live, chosen):
                 n = min(left, live.lacking)
-                pieces.append(
-                    Piece(slot.index, slot.resident, live.tokens[slot.resident : slot.resident + n])
-                )
+                ids = live.tokens[slot.resident : slot.resident + n]
+                pieces.append(Piece(slot.index, slot.resident, ids, live.served))
                 chosen.append(live)
                 left -= n
         if pieces:
@@ -238,19 +238,18 @@ class DecodeLoop:
         ready.sort(key=lambda live: live.slot.index if live.slot else 0)
         for live in ready:
             live.enter("decode", began)
-        logits = self.decoder.decode(
-            [live.tokens[-1] for live in ready], [len(live.tokens) - 1 for live in ready], self.cache
-        )
+        logits = self.decoder.decode([Fed(live.tokens, live.served) for live in ready], self.cache)
         tokens, logprobs = draw_tokens(logits, [live.draw() for live in ready])
         for live, token, logprob in zip(ready, tokens, logprobs, strict=True):
             assert live.slot is not None
             live.slot.resident += 1
             if not math.isfinite(logprob):
-                message = f"version {self.lineage}.{self.number} computed logits that are not finite"
+                served = live.served
+                message = f"version {served.lineage}.{served.number} computed logits that are not finite"
                 self.slots.erase(live.slot)
                 self._finish(live, "lost", message)
                 continue
-            live.take(token, logprob, self.lineage, self.number)
+            live.take(token, logprob)
             reason = live.finish_reason(self.decode_text)
             if reason is not None:
                 self._finish(live, reason, "")

@@ -2,7 +2,7 @@
 
 Every idle slot doubles as a prefix cache: a request copies the longest prefix that any slot holds, be it its
 own session's last turn, another member of its group, or a shared system prompt. A slot is used again only
-when all of its KV was computed with the present weights (its epoch).
+when all of its KV was computed with the policy and the weights that the request is for (its salt).
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 import numpy
 
 from headway.core.records import TOKENS
+from headway.generator.policies import Salt
 
 if TYPE_CHECKING:
     from headway.generator.kv import KvCache
-
-MIXED = -1  # epoch of a slot whose KV comes from more than one version
 
 
 def _no_tokens() -> array[int]:
@@ -33,10 +32,15 @@ class Slot:
     index: int
     tokens: array[int] = field(default_factory=_no_tokens)  # the first `resident` of them have KV here
     resident: int = 0
-    epoch: int = MIXED
+    salt: Salt | None = None  # what the newest KV here was computed with
+    is_mixed: bool = False  # some of the KV is of earlier weights
     busy: bool = False
     session: str | None = None
     used_at: int = 0  # order of last use
+
+    def holds(self, salt: Salt | None) -> bool:
+        """Say whether all KV here was computed with this."""
+        return self.salt == salt and not self.is_mixed
 
     def common(self, tokens: array[int]) -> int:
         """Return how many leading tokens of `tokens` are resident here."""
@@ -66,25 +70,27 @@ class Slots:
         self._cache = cache
         self._by_index = [Slot(index) for index in range(num_slots)]
         self._uses = 0
-        self.epoch = 0
 
-    def acquire(self, session: str, tokens: array[int]) -> Slot:
+    def acquire(self, session: str, tokens: array[int], salt: Salt) -> Slot:
         """Return a slot for a request, with the part of its own session's KV that it can go on from.
 
         There are more slots than requests that may run, so that one is always idle.
         """
         idle = [slot for slot in self._by_index if not slot.busy]
         slot = min(idle, key=lambda each: _reluctance(each, session))
-        fits = slot.session == session and slot.epoch == self.epoch
+        fits = slot.session == session and slot.holds(salt)
         slot.resident = min(slot.common(tokens), len(tokens) - 1) if fits else 0
-        slot.tokens, slot.epoch, slot.busy, slot.session = tokens, self.epoch, True, session
+        slot.tokens, slot.busy, slot.session = tokens, True, session
+        slot.salt, slot.is_mixed = salt, False
         return slot
 
     def extend_by_copy(self, slot: Slot, limit: int) -> None:
         """Copy a longer prefix of the slot's tokens from another slot, if one holds it; at most `limit`."""
         best, longest = None, slot.resident
+        if slot.is_mixed:
+            return
         for other in self._by_index:
-            if other.epoch == self.epoch and other is not slot and other.resident > longest:
+            if other.holds(slot.salt) and other is not slot and other.resident > longest:
                 common = min(other.common(slot.tokens), limit)
                 if common > longest:
                     best, longest = other, common
@@ -101,7 +107,7 @@ class Slots:
     def erase(self, slot: Slot) -> None:
         """Forget the contents and make the memory finite."""
         self._cache.zero(slot.index)
-        slot.resident, slot.epoch = 0, MIXED
+        slot.resident, slot.salt = 0, None
 
     def end_session(self, session: str) -> None:
         """Free what is kept for a session; a request that still runs keeps its slot until it ends."""
@@ -111,14 +117,18 @@ class Slots:
                 if not slot.busy:
                     slot.resident = 0
 
-    def new_epoch(self, *, keep: bool) -> None:
-        """Weights changed: drop idle KV; running requests keep theirs as a mixture, or start over."""
-        self.epoch += 1
+    def resalt(self, old: Salt, new: Salt, *, keep: bool) -> None:
+        """A policy's weights changed: drop its idle KV; its running requests keep theirs, or start over.
+
+        What they keep is a mixture of versions from then on, and no other request's.
+        """
         for slot in self._by_index:
-            if slot.busy and keep and slot.resident:
-                slot.epoch = MIXED
-            else:
-                slot.resident, slot.epoch = 0, self.epoch
+            if slot.salt != old:
+                continue
+            slot.salt = new
+            slot.is_mixed = keep and slot.busy and slot.resident > 0
+            if not slot.is_mixed:
+                slot.resident = 0
 
     def make_dense(self, active: Sequence[Slot]) -> None:
         """Move these slots to the indices 0..m-1."""
