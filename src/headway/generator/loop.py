@@ -31,11 +31,12 @@ from headway.core.records import FLOATS, ROUTED_EXPERTS, TOKENS, FinishReason, S
 from headway.generator.decoder import Decoder, Fed, Piece
 from headway.generator.kv import KvCache
 from headway.generator.live import Live
-from headway.generator.policies import Served
+from headway.generator.policies import Policies, Served
 from headway.generator.sampling import draw_tokens
 from headway.generator.slots import Slots, common_prefix
 
 if TYPE_CHECKING:
+    from headway.generator.adapters import AdapterWeights
     from headway.generator.packed import PackedWeights
 
 _RATE_STEPS = 32  # decode steps that the tokens/s of the stats look back over
@@ -76,7 +77,7 @@ class DecodeLoop:
     slots: Slots
     limits: LoopLimits
     replica: str
-    main: Served  # the policy whose weights the decoder has
+    policies: Policies
     decode_text: Callable[[Sequence[int]], str] | None
     max_context_tokens: int
     stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0.0, 0.0))
@@ -166,6 +167,11 @@ class DecodeLoop:
         if any(other.request.request_id == name for other in self._all()):
             live.deliver("rejected", f"a request with the id {name!r} is running already", self.replica)
             return
+        served = self.policies.named(live.request.policy)
+        if served is None:
+            live.deliver("rejected", self.policies.refusal(live.request.policy), self.replica)
+            return
+        live.served = served
         heapq.heappush(self._waiting, (live.request.priority, next(self._arrivals), live))
 
     def abort(self, request_ids: Sequence[str] | None) -> None:
@@ -179,13 +185,47 @@ class DecodeLoop:
         """Go on with other weights; `done` gets the seconds without decoding once all KV is as asked."""
         began = stopwatch()
         self.decoder.weights = weights
+        self._renew(self.policies.main, lineage, number, kv, began, done)
+
+    def load_adapter(
+        self, name: str, lineage: int, number: int, weights: AdapterWeights, kv: str, done: Future[float]
+    ) -> None:
+        """Answer under a new name, or go on with other weights under one; `done` is as in `swap`."""
+        began = stopwatch()
+        served = self.policies.adapters.get(name)
+        if served is None:
+            self.policies.add(Served(name, lineage, number, adapter=weights))
+            self._publish_stats()
+            done.set_result(stopwatch() - began)
+            return
+        served.adapter = weights
+        self._renew(served, lineage, number, kv, began, done)
+
+    def drop_adapter(self, name: str, done: Future[float]) -> None:
+        """End an adapter's requests as aborted and forget it."""
+        served = self.policies.adapters.pop(name)
+        for live in self._all():
+            if live.served is served:
+                self._finish(live, "aborted", f"the adapter {name!r} was dropped")
+        self.slots.forget(served.salt)
+        self._publish_stats()
+        done.set_result(0.0)
+
+    def _renew(
+        self, served: Served, lineage: int, number: int, kv: str, began: float, done: Future[float]
+    ) -> None:
+        """A policy's weights have changed: see to its version and its KV."""
         keep = kv == "keep"
-        old = self.main.salt
-        self.main.update(lineage, number)
-        self.slots.resalt(old, self.main.salt, keep=keep)
-        lives = set() if keep else {live for live in self._running if live.lacking}
+        old = served.salt
+        served.update(lineage, number)
+        self.slots.resalt(old, served.salt, keep=keep)
+        lives = set[Live]()
+        if not keep:
+            lives = {live for live in self._running if live.served is served and live.lacking}
         for live in lives:
             live.enter("prefill", began)
+            if live.scores is not None:
+                live.scores.forget()
         rebuild = _Rebuild(lives, stopwatch() - began, done)
         self._rebuilds.append(rebuild)
         self._settle_rebuilds()
@@ -196,6 +236,7 @@ class DecodeLoop:
         while self._waiting and len(self._running) < self.limits.max_running:
             live = heapq.heappop(self._waiting)[2]
             live.slot = self.slots.acquire(live.request.session, live.tokens, live.served.salt)
+            live.slot.resident = min(live.slot.resident, live.usable)
             live.enter("prefill", stopwatch())
             self._running.append(live)
 
@@ -212,11 +253,11 @@ class DecodeLoop:
                 break
             slot = live.slot
             assert slot is not None
-            self.slots.extend_by_copy(slot, len(live.tokens) - 1)
-            if live.lacking and not _will_share(live, chosen):
+            self.slots.extend_by_copy(slot, live.usable)
+            if live.lacking and not (live.usable == len(live.tokens) - 1 and _will_share(live, chosen)):
                 n = min(left, live.lacking)
                 ids = live.tokens[slot.resident : slot.resident + n]
-                pieces.append(Piece(slot.index, slot.resident, ids, live.served))
+                pieces.append(Piece(slot.index, slot.resident, ids, live.served, live.scores))
                 chosen.append(live)
                 left -= n
         if pieces:
@@ -239,17 +280,19 @@ class DecodeLoop:
         for live in ready:
             live.enter("decode", began)
         logits = self.decoder.decode([Fed(live.tokens, live.served) for live in ready], self.cache)
-        tokens, logprobs = draw_tokens(logits, [live.draw() for live in ready])
-        for live, token, logprob in zip(ready, tokens, logprobs, strict=True):
+        drawn = draw_tokens(logits, [live.draw() for live in ready])
+        for row, (live, token, logprob) in enumerate(
+            zip(ready, drawn.token_ids, drawn.logprobs, strict=True)
+        ):
             assert live.slot is not None
             live.slot.resident += 1
             if not math.isfinite(logprob):
-                served = live.served
-                message = f"version {served.lineage}.{served.number} computed logits that are not finite"
+                message = f"{live.served} computed logits that are not finite"
                 self.slots.erase(live.slot)
                 self._finish(live, "lost", message)
                 continue
             live.take(token, logprob)
+            live.extra.take(drawn.kept.get(row), drawn.model_logprobs.get(row))
             reason = live.finish_reason(self.decode_text)
             if reason is not None:
                 self._finish(live, reason, "")
@@ -299,7 +342,14 @@ class DecodeLoop:
             span = self._steps[-1][0] - self._steps[0][0]
             rate = sum(n for _, n in list(self._steps)[1:]) / span if span > 0 else 0.0
         capacity = self.limits.max_running * self.max_context_tokens
-        self.stats = EngineStats(len(self._running), len(self._waiting), resident / capacity, rate)
+        self.stats = EngineStats(
+            len(self._running),
+            len(self._waiting),
+            resident / capacity,
+            rate,
+            len(self.policies.adapters),
+            self.policies.num_bytes,
+        )
 
 
 def refusal_chunk(reason: FinishReason, message: str, replica: str) -> Chunk:
@@ -312,6 +362,8 @@ def _will_share(live: Live, chosen: Sequence[Live]) -> bool:
     assert live.slot is not None
     limit = len(live.tokens) - 1
     for other in chosen:
+        if other.served is not live.served:
+            continue
         common = common_prefix(other.tokens, live.tokens, min(limit, len(other.tokens) - 1))
         if (common - live.slot.resident) * 4 >= live.lacking:
             return True

@@ -130,6 +130,12 @@ class Slots:
             if not slot.is_mixed:
                 slot.resident = 0
 
+    def forget(self, salt: Salt) -> None:
+        """Drop what idle slots hold of a policy that is gone."""
+        for slot in self._by_index:
+            if slot.salt == salt and not slot.busy:
+                slot.resident, slot.salt = 0, None
+
     def make_dense(self, active: Sequence[Slot]) -> None:
         """Move these slots to the indices 0..m-1."""
         wanted = set(map(id, active))
