@@ -18,13 +18,17 @@ Trainer
                   that activations leave free, and the allocator gives those back late (measured)
     logits        3 * 4 * 128 V: a chunk of the output layer (trainer/logprobs.py), and 4 V h more for its
                   gradient when it is trained
-    checkpoint    12 T: the copy that is written while training goes on
+    checkpoint    12 T: the copy that is written while training goes on; rank 0 alone has it
+    Other ranks (trainer.ranks) take what rank 0 takes, the checkpoint apart; 4 T more of each are there for
+    a moment, while gradients are summed, when the activations are gone.
 Generator, each replica
     program       Python and torch: measured
     weights       4 P as loaded, which adapters are added to, and as many packed for decoding, the output
                   layer apart from a tied embedding
     update        4 U: the tensors that a version replaces, while both are there (U: linear layers, or all)
     decoding      4 * 4 * max_running * V: logits and what is drawn from
+    With numerics = "exact" it is a trainer that only computes forward: the trainer's program, 4 P and 4 T for
+    LoRA factors, an update of 4 T, a chunk of the output layer and 4 * max_running * V of what is drawn from.
     KV            slots * max_context_tokens * kv_bytes_per_token; slots are as many as rollouts are in
                   flight, at most 2 * max_running. The memory is taken slot by slot.
 Others
@@ -97,7 +101,12 @@ class MemoryEstimate:
 
 def estimate_memory(facts: ModelFacts, config: Config, *, needs_sandbox: bool = True) -> MemoryEstimate:
     """Return what a run of this model under these settings takes."""
-    parts = [*_trainer(facts, config)]
+    parts = [
+        *_trainer(facts, config, "trainer"),
+        Part("trainer", "checkpoint", checkpoint_bytes(facts, config)),
+    ]
+    for rank in range(1, config.trainer.ranks):
+        parts += _trainer(facts, config, f"trainer rank {rank}")
     for index in range(config.generator.replicas):
         parts += _generator(facts, config, f"generator{index}")
     in_flight = rollouts_in_flight(config)
@@ -145,7 +154,7 @@ def rollouts_in_flight(config: Config) -> int:
     return train + evaluated
 
 
-def _trainer(facts: ModelFacts, config: Config) -> list[Part]:
+def _trainer(facts: ModelFacts, config: Config, name: str) -> list[Part]:
     settings, trained = config.trainer, trained_params(facts, config)
     added = 0 if settings.full else trained
     most = config.queue.batch_size * config.generator.max_context_tokens
@@ -154,7 +163,6 @@ def _trainer(facts: ModelFacts, config: Config) -> list[Part]:
     logits = 3 * F32 * _CHUNK_TOKENS * facts.vocab
     if settings.full:
         logits += F32 * facts.vocab * facts.hidden
-    name = "trainer"
     return [
         Part(name, "program", _TRAINER_PROGRAM),
         Part(name, "weights", F32 * (facts.num_params + added)),
@@ -162,7 +170,6 @@ def _trainer(facts: ModelFacts, config: Config) -> list[Part]:
         Part(name, "activations", _activation_bytes(facts, settings, row)),
         Part(name, "gradients", max(F32 * trained, int(_FREE_SHARE * kept))),
         Part(name, "logits", logits),
-        Part(name, "checkpoint", checkpoint_bytes(facts, config)),
     ]
 
 
@@ -182,6 +189,8 @@ def _activation_bytes(facts: ModelFacts, settings: TrainerSettings, num_tokens: 
 
 def _generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
     settings = config.generator
+    if settings.numerics == "exact":
+        return _exact_generator(facts, config, name)
     embedding = facts.vocab * facts.hidden
     packed = facts.matrix_params + embedding  # of a tied embedding the output layer is a copy
     query, key = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
@@ -197,4 +206,16 @@ def _generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
         Part(name, "update", F32 * changed),
         Part(name, "decoding", 4 * F32 * settings.max_running * facts.vocab),
         Part(name, "KV", kv, is_limit=True),
+    ]
+
+
+def _exact_generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
+    trained = trained_params(facts, config)
+    added = 0 if config.trainer.full else trained
+    rows = 3 * _CHUNK_TOKENS + 4 * config.generator.max_running
+    return [
+        Part(name, "program", _TRAINER_PROGRAM),
+        Part(name, "weights", F32 * (facts.num_params + added)),
+        Part(name, "update", F32 * trained),
+        Part(name, "decoding", F32 * rows * facts.vocab + F32 * config.generator.max_context_tokens**2),
     ]

@@ -16,7 +16,7 @@ from headway.algorithms.corrections import load_correction
 from headway.algorithms.losses import load_loss
 from headway.algorithms.losses.apply import LossInputs, apply_loss
 from headway.trainer.batch_wide import BatchWide, batch_advantages, kept_tokens
-from headway.trainer.packing import num_positions, pack
+from headway.trainer.packing import num_positions
 from headway.trainer.sequences import build_sequences, count
 from headway.trainer.sums import BatchSums
 
@@ -64,8 +64,23 @@ class Passes:
         self._correction = load_correction(algorithm)
         self._before_each = before_each
 
-    def batch_wide(self, fetched: Sequence[FetchedRow], version: Version) -> BatchWide:
-        """Return what only a whole batch tells; `fetched` is the whole of it."""
+    @property
+    def needs_whole_batch(self) -> str | None:
+        """Return the setting whose batch half needs the whole batch before any gradient, None without one."""
+        if self._advantage.batch is not None:
+            return f"algorithm.advantage = {self._algorithm.advantage}"
+        return None if self._loss.batch is None else f"algorithm.loss = {self._algorithm.loss}"
+
+    def batch_wide(
+        self,
+        fetched: Sequence[FetchedRow],
+        version: Version,
+        logprobs: Callable[[Sequence[FetchedRow]], Sequence[Sequence[Tensor]]],
+    ) -> BatchWide:
+        """Return what only a whole batch tells; `fetched` is the whole of it.
+
+        `logprobs` gives those of the trained tokens of each row and sample, for a loss that needs them.
+        """
         wide = BatchWide(count(fetched))
         if self._advantage.batch is not None:
             sequences = self._sequences(fetched, wide, version)
@@ -73,7 +88,7 @@ class Passes:
             wide = replace(wide, advantages=found)
         if self._loss.batch is not None:
             sequences = self._sequences(fetched, wide, version)
-            logps, anchored = self._logprobs(sequences), self._correction is None
+            logps, anchored = [logp for row in logprobs(fetched) for logp in row], self._correction is None
             kept = kept_tokens(self._loss.batch, fetched, sequences, logps, anchored, self._algorithm)
             wide = replace(wide, keep=kept)
         return wide
@@ -86,7 +101,7 @@ class Passes:
         """Add the gradient of a part of a batch to the parameters' own."""
         sequences = self._sequences(fetched, wide, version)
         sums = BatchSums(num_unshared_tokens=sum(map(num_positions, sequences)))
-        for row in pack(sequences, self._settings.micro_batch_tokens):
+        for row in self._policy.rows(sequences):
             self._before_each()
             reference = self._reference_logprobs(row)
             logp, entropy = self._policy.logprobs(row)
@@ -120,7 +135,7 @@ class Passes:
     def _logprobs(self, sequences: Sequence[TrainSequence]) -> list[Tensor]:
         found: dict[int, Tensor] = {}
         with torch.no_grad():
-            for row in pack(sequences, self._settings.micro_batch_tokens):
+            for row in self._policy.rows(sequences):
                 self._before_each()
                 logp, _ = self._policy.logprobs(row)
                 found |= dict(zip(row.members, logp.split(row.lengths), strict=True))
