@@ -147,7 +147,7 @@ def test_versions_go_to_the_run_directory_once_shared_memory_is_full(job, small_
         again = (steps(desk, train, [2]), obey(desk, Publish(0, 2)))[1]
     assert published.manifest.startswith(f"{weights_dir(job.run_dir)}/")
     assert again.manifest.startswith(f"{weights_dir(job.run_dir)}/")
-    (notice,) = told
+    (notice,) = [notice for notice in told if notice.code != "mismatch"]  # these log-probs are made up
     assert notice.code == "weights_moved"
     assert f"no room for {small_disk}/0000-00000001: it needs " in notice.text
     assert os.listdir(small_disk) == ["ballast"]
