@@ -3,8 +3,7 @@
 Consumes: requests from any number of asyncio consumers. Each is handed to the decode loop's thread (see
 `loop`) and waits for chunks; the thread sends a terminal one whatever happens, which unblocks it.
 
-Left out: several policies or adapters at once, preemption of running requests. GPU tensors should work and
-are not tested.
+Left out: several policies or adapters at once. GPU tensors should work and are not tested.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ from headway.generator.decoder import Decoder
 from headway.generator.kv import KvCache
 from headway.generator.live import Live, Mailbox
 from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
+from headway.generator.memory import Memory, room_for
 from headway.generator.packing import pack_weights, update_weights
+from headway.generator.places import Places
 from headway.generator.policies import Served
 from headway.generator.slots import Slots
 
@@ -78,8 +79,18 @@ class EmbeddedEngine:
         is_module = isinstance(model_or_weights, torch.nn.Module)
         named = model_or_weights.state_dict() if is_module else model_or_weights
         self._newest = pack_weights(self._shape, named.items())  # applied last, or about to be
-        num_slots = 2 * settings.max_running
-        cache = KvCache(self._shape, num_slots, context, self._newest.embed.device)
+        device = self._newest.embed.device
+        room = room_for(
+            kv_bytes_per_token=8 * shape.num_layers * shape.num_kv_heads * shape.head_dim,
+            head_dim=shape.head_dim,
+            max_context_tokens=context,
+            max_running=settings.max_running,
+            kv_cache_mb=settings.kv_cache_mb,
+            device_type=device.type,
+        )
+        cache = KvCache(self._shape, room.num_slots, context, device)
+        memory = Memory(room.num_slots, room.num_blocks, cache.block_tokens, cache.give_back)
+        slots = Slots(cache, memory, 2 * settings.max_running)
         self._settings = settings
         self._replica = replica
         self._decode_text = decode_text
@@ -90,12 +101,13 @@ class EmbeddedEngine:
         self._loop = DecodeLoop(
             Decoder(self._shape, self._newest, context),
             cache,
-            Slots(cache, num_slots),
-            LoopLimits(settings.max_running, settings.prefill_chunk_tokens, settings.chunk_tokens),
+            slots,
+            Places(slots, settings.max_running),
+            LoopLimits(settings.prefill_chunk_tokens, settings.chunk_tokens),
             replica,
             self._main,
             decode_text,
-            context,
+            min(room.num_blocks, settings.max_running * memory.blocks(context)),
         )
         self._thread = threading.Thread(target=self._loop.run, name=f"engine-{replica}", daemon=True)
         self._thread.start()

@@ -12,8 +12,8 @@ from headway.core.clock import stopwatch
 from headway.core.protocols import Chunk, GenerateRequest
 from headway.core.records import FLOATS, TOKENS, FinishReason, Stream, VersionSpan
 from headway.generator.policies import Served
+from headway.generator.prefixes import Slot
 from headway.generator.sampling import Draw, draw_key, uniform
-from headway.generator.slots import Slot
 
 Phase = Literal["waiting", "prefill", "decode"]
 
@@ -38,6 +38,7 @@ class Live:
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     slot: Slot | None = None
     num_sent: int = 0  # answer tokens delivered already
+    order: tuple[int, int] = (0, 0)  # priority and arrival: who is first, and who is preempted last
     _key: int = 0
     _phase: Phase = "waiting"
     _since: float = 0.0
@@ -103,6 +104,7 @@ class Live:
         message: str,
         replica: str,
         streams: Mapping[str, Stream] | None = None,
+        num_resident_tokens: int = 0,
     ) -> None:
         """Send what was not sent yet; with a finish reason it is the terminal chunk, with streams."""
         start = self.num_sent
@@ -121,7 +123,7 @@ class Live:
                 finish,
                 message,
                 replica,
-                num_resident_tokens=self.slot.resident if self.slot else 0,
+                num_resident_tokens=num_resident_tokens,
                 waiting_s=self._spent.get("waiting", 0.0),
                 prefill_s=self._spent.get("prefill", 0.0),
                 decode_s=self._spent.get("decode", 0.0),
