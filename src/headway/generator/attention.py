@@ -92,7 +92,7 @@ def attend_rows(
     out, lse = attend(q, k, v, mask)
     for level in levels:
         # The queries of all rows that share a slot are those of one context: [kv_heads, rows, group, d].
-        sent = q[level.rows].transpose(0, 1)
+        sent = q.index_select(0, level.rows).transpose(0, 1)
         results, sums, at = [], [], 0
         for slot, n, count in level.parts:
             queries = sent[:, at : at + count].reshape(1, heads, count * group, d)
@@ -101,9 +101,11 @@ def attend_rows(
             sums.append(sum_.reshape(heads, count, group))
             at += count
         found, seen = torch.cat(results, 1).transpose(0, 1), torch.cat(sums, 1).transpose(0, 1)
-        before, known = out[level.rows], lse[level.rows]
-        out[level.rows] = torch.lerp(before, found, torch.sigmoid(seen - known).unsqueeze(-1))
-        lse[level.rows] = torch.logaddexp(known, seen)
+        before, known = out.index_select(0, level.rows), lse.index_select(0, level.rows)
+        merged = torch.lerp(before, found, torch.sigmoid(seen - known).unsqueeze(-1))
+        out.index_copy_(0, level.rows, merged)
+        if level is not levels[-1]:
+            lse.index_copy_(0, level.rows, torch.logaddexp(known, seen))
     return out
 
 

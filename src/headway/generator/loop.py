@@ -112,10 +112,7 @@ class DecodeLoop:
             while not self._stopping:
                 while (job := self._next_job()) is not None:
                     self._do(job)
-                self.places.admit()
-                self._prefill()
-                self._decode()
-                self._publish_stats()
+                self.step()
         except BaseException as error:  # every consumer hears of it, in its terminal chunk
             reason, message = "lost", f"the engine's thread died: {type(error).__name__}: {error}"
             self.failure = traceback.format_exc()
@@ -177,6 +174,13 @@ class DecodeLoop:
         self._rebuilds.settle(self.places.running)
 
     # --- one iteration ---
+
+    def step(self) -> None:
+        """Admit, compute a chunk of prompts, and a token of each request that is ready."""
+        self.places.admit()
+        self._prefill()
+        self._decode()
+        self._publish_stats()
 
     def _prefill(self) -> None:
         began = stopwatch()

@@ -17,7 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
-from headway.generator.prefixes import MIN_SHARED_TOKENS, Slot, common_prefix
+from headway.generator.prefixes import MIN_SHARED_TOKENS, MIN_SPARED_TOKENS, Slot, common_prefix
 
 if TYPE_CHECKING:
     from headway.generator.live import Live
@@ -118,11 +118,15 @@ class Places:
 
     def _hope(self, live: Live) -> int:
         """Return how many tokens a request will share with one that runs."""
-        longest = 0
-        for other in self.running:
-            if other.served.salt == live.served.salt:
-                longest = max(longest, common_prefix(other.tokens, live.tokens, len(live.tokens) - 1))
-        return longest if longest >= MIN_SHARED_TOKENS else 0
+        limit = len(live.tokens) - 1
+        found = [
+            common_prefix(other.tokens, live.tokens, limit)
+            for other in self.running
+            if other.served.salt == live.served.salt
+        ]
+        longest = max(found, default=0)
+        spared = longest * sum(n == longest for n in found)
+        return longest if longest >= MIN_SHARED_TOKENS and spared >= MIN_SPARED_TOKENS else 0
 
     def _last(self) -> Live:
         return max(self.running, key=_order)

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headway.generator.prefixes import MIN_SHARED_TOKENS, Part, Prefix, Region, Slot, common_prefix
+from headway.generator.prefixes import (
+    MIN_SHARED_TOKENS,
+    MIN_SPARED_TOKENS,
+    Part,
+    Prefix,
+    Region,
+    Slot,
+    common_prefix,
+)
 
 if TYPE_CHECKING:
     from array import array
@@ -171,7 +179,7 @@ class Slots:
     def _take_over(self, slot: Slot, source: Region, common: int) -> None:
         """Make the first tokens of `source` the slot's: shared parts by reference, the rest by copy."""
         own = common - source.start
-        if own >= MIN_SHARED_TOKENS and isinstance(source, Slot):
+        if own >= MIN_SHARED_TOKENS and isinstance(source, Slot) and self._pays(slot, source, common):
             prefix = self._promote(source, common)
             if prefix is None:
                 return
@@ -190,6 +198,16 @@ class Slots:
             self.memory.take(slot.index, common - shared)
             self._copy_from(source, slot, shared + has, common, shared)
             slot.resident = common
+
+    def _pays(self, slot: Slot, source: Slot, common: int) -> bool:
+        """Say whether to share what a slot holds, by how many running requests begin with it."""
+        num = sum(
+            other is source
+            or (other.holds(slot.salt) and common_prefix(other.tokens, slot.tokens, common) == common)
+            for other in self._slots()
+            if other.busy and other is not slot
+        )
+        return max(num, 1) * (common - source.start) >= MIN_SPARED_TOKENS
 
     def _copy_from(self, source: Region, slot: Slot, start: int, end: int, shared: int) -> None:
         """Copy the KV of the positions start..end, from the parts of `source` and what is its own."""
@@ -214,7 +232,8 @@ class Slots:
         self.memory.take(index, left)
         self._cache.copy(slot.index, index, left, own)
         self.memory.trim(slot.index, own)
-        prefix = Prefix(slot.index, slot.tokens[:common], common, slot.shared, slot.salt, num_holders=1)
+        prefix = Prefix(index=slot.index, tokens=slot.tokens[:common], resident=common, shared=slot.shared)
+        prefix.salt, prefix.num_holders = slot.salt, 1
         slot.index, slot.shared = index, (*slot.shared, Part(prefix, own))
         self._share(prefix.shared)
         self._at[prefix.index], self._at[index] = prefix, slot
