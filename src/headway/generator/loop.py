@@ -292,7 +292,9 @@ def _will_share(live: Live, chosen: Sequence[tuple[Live, int]]) -> bool:
     assert live.slot is not None
     limit = len(live.tokens) - 1
     for other, _ in chosen:
+        assert other.slot is not None
         common = common_prefix(other.tokens, live.tokens, min(limit, len(other.tokens) - 1))
-        if (common - live.slot.resident) * 4 >= live.lacking:
+        has = max(live.slot.resident, min(other.slot.resident, common))  # now, by taking over
+        if common > has and (common - has) * 4 >= limit - has:
             return True
     return False
