@@ -260,7 +260,7 @@ class Slots:
     # --- places ---
 
     def make_dense(self, active: Sequence[Slot]) -> None:
-        """Move these slots to the indices 0..m-1."""
+        """Move these slots, each with memory for one token more, to the indices 0..m-1."""
         outside = [slot for slot in active if slot.index >= len(active)]
         if not outside:
             return
@@ -272,7 +272,7 @@ class Slots:
     def _move(self, slot: Slot, index: int) -> None:
         """Exchange a slot's place with another."""
         before, other, memory = slot.index, self._at[index], self.memory
-        memory.take(index, slot.own)
+        memory.take(index, slot.own + 1)
         if other is None:
             self._cache.copy(before, index, slot.own)
             self._free[self._free.index(index)] = before
@@ -283,8 +283,8 @@ class Slots:
         slot.index = index
         self._at[before], self._at[index] = other, slot
         if memory.num_free < 0:
-            for at, region in ((before, other), (index, slot)):
-                memory.trim(at, region.own if region else 0)
+            memory.trim(before, other.own if other else 0)
+            memory.trim(index, slot.own + 1)
 
     def routes_of(self, slot: Slot) -> torch.Tensor | None:
         """Return the experts of a slot's resident tokens, [tokens, expert layers, experts per token]."""
