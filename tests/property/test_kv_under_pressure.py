@@ -103,7 +103,13 @@ class Machine:
                     drawn_as_alone(live, chunk, span.number, start, end)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 @given(programs, st.integers(LONGEST, 2 * LONGEST), st.integers(1, 5), st.sampled_from([8, 64]))
 def test_every_request_ends_once_with_the_answer_it_gives_alone(program, num_blocks, max_running, min_shared):
     with (
