@@ -10,7 +10,8 @@ import torch
 from headway.core.errors import UserError
 from headway.generator.memory import Memory, block_tokens, room_for
 from headway.generator.policies import Served
-from headway.generator.prefixes import Prefix, Slot
+from headway.generator.prefixes import Part, Prefix, Slot
+from headway.generator.prompts import next_chunk
 from tests.contract.engine_contract import request
 from tests.unit.loop_parts import BLOCK, CONTEXT, MODELS, PACKED, check_slots, finish, make_loop, submit
 
@@ -106,9 +107,9 @@ def test_a_prefix_outlives_its_holders_and_is_found_again():
     assert prefix.num_holders == 0
     live, chunks = submit(loop, request("late", prompts(1)[0], max_tokens=9))
     loop.places.admit()
-    chosen = loop._next_chunk()
+    chosen = next_chunk(loop.places.running, loop.slots, 40)
     assert chosen == [(live, 2)]
-    assert live.slot.shared == ((prefix, 100),)
+    assert live.slot.shared == (Part(prefix, 100),)
     finish(loop)
     agrees(live, chunks[0])
 
@@ -122,7 +123,7 @@ def test_no_policy_is_served_from_another_ones_kv():
     live, _ = submit(loop, request("other", prompts(1)[0], session="r0", max_tokens=9))
     live.served = tenant
     loop.places.admit()
-    assert loop._next_chunk() == [(live, 40)]  # a whole chunk: nothing was found
+    assert next_chunk(loop.places.running, loop.slots, 40) == [(live, 40)]  # a whole chunk: nothing was found
     assert (live.slot.resident, live.slot.shared) == (0, ())
     finish(loop)
 
@@ -205,7 +206,7 @@ def test_one_that_shares_a_part_of_a_longer_prefix_still_fits_alone():
     kept.salt = loop.main.salt
     live, chunks = submit(loop, request("r", [*LONG[:80], 1], max_tokens=CONTEXT))
     loop.step()
-    assert live.slot.shared == ((kept, 80),)
+    assert live.slot.shared == (Part(kept, 80),)
     finish(loop)
     assert len(chunks[0].token_ids) == CONTEXT - 81
     assert loop.places.num_preemptions == 1

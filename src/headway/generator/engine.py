@@ -81,7 +81,7 @@ class EmbeddedEngine:
         self._newest = pack_weights(self._shape, named.items())  # applied last, or about to be
         device = self._newest.embed.device
         room = room_for(
-            kv_bytes_per_token=8 * shape.num_layers * shape.num_kv_heads * shape.head_dim,
+            kv_bytes_per_token=shape.facts().kv_bytes_per_token(),
             head_dim=shape.head_dim,
             max_context_tokens=context,
             max_running=settings.max_running,

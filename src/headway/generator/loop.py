@@ -28,7 +28,7 @@ from headway.generator.decoder import Decoder, Fed, Piece
 from headway.generator.kv import KvCache
 from headway.generator.places import Places
 from headway.generator.policies import Served
-from headway.generator.prefixes import common_prefix
+from headway.generator.prompts import next_chunk
 from headway.generator.rebuilds import Rebuilds
 from headway.generator.sampling import draw_tokens
 from headway.generator.slots import Slots
@@ -184,7 +184,9 @@ class DecodeLoop:
 
     def _prefill(self) -> None:
         began = stopwatch()
-        chunk = self.places.make_room(self._next_chunk())
+        chunk = self.places.make_room(
+            next_chunk(self.places.running, self.slots, self.limits.prefill_chunk_tokens)
+        )
         if not chunk:
             return
         pieces: list[Piece] = []
@@ -199,23 +201,6 @@ class DecodeLoop:
             live.slot.resident += n
         self._rebuilds.pause(stopwatch() - began)
         self._rebuilds.settle(self.places.running)
-
-    def _next_chunk(self) -> list[tuple[Live, int]]:
-        """Return whose tokens to compute next, and how many, after taking over what others have."""
-        left = self.limits.prefill_chunk_tokens
-        chosen: list[tuple[Live, int]] = []
-        for live in self.places.running:
-            if left == 0:
-                break
-            if not live.lacking or _will_share(live, chosen):
-                continue
-            assert live.slot is not None
-            self.slots.extend(live.slot, len(live.tokens) - 1)
-            if live.lacking:
-                n = min(left, live.lacking)
-                chosen.append((live, n))
-                left -= n
-        return chosen
 
     def _decode(self) -> None:
         wants = [(live, 1) for live in self.places.running if not live.lacking]
@@ -285,16 +270,3 @@ def refusal_chunk(reason: FinishReason, message: str, replica: str) -> Chunk:
 def _fed(live: Live) -> Fed:
     assert live.slot is not None
     return Fed(live.tokens, live.served, live.slot.parts)
-
-
-def _will_share(live: Live, chosen: Sequence[tuple[Live, int]]) -> bool:
-    """Whether it pays to wait: a request in this chunk computes at least a quarter of what this one lacks."""
-    assert live.slot is not None
-    limit = len(live.tokens) - 1
-    for other, _ in chosen:
-        assert other.slot is not None
-        common = common_prefix(other.tokens, live.tokens, min(limit, len(other.tokens) - 1))
-        has = max(live.slot.resident, min(other.slot.resident, common))  # now, by taking over
-        if common > has and (common - has) * 4 >= limit - has:
-            return True
-    return False

@@ -26,13 +26,6 @@ Measured at hidden 128 and at SmolLM2's shape: 8 requests gain from 64 tokens on
 """
 
 
-class Part(NamedTuple):
-    """The first tokens of a prefix's slot."""
-
-    prefix: Prefix
-    num_tokens: int
-
-
 def _no_tokens() -> array[int]:
     return array(TOKENS)
 
@@ -69,6 +62,14 @@ class Prefix(Region):
     """A shared prefix."""
 
     num_holders: int = 0  # slots and prefixes that begin with it
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The first tokens of a prefix's slot."""
+
+    prefix: Prefix
+    num_tokens: int
 
 
 @dataclass(slots=True, eq=False)

@@ -26,7 +26,8 @@ Generator, each replica
     update        4 U: the tensors that a version replaces, while both are there (U: linear layers, or all)
     decoding      4 * 4 * max_running * V: logits and what is drawn from
     KV            slots * max_context_tokens * kv_bytes_per_token; slots are as many as rollouts are in
-                  flight, at most 2 * max_running. The memory is taken slot by slot.
+                  flight, at most 2 * max_running. The memory is taken as it is needed, at most
+                  generator.kv_cache_mb where that is set.
 Others
     driver and environment workers: measured; what an environment's own data take is not known
     handed over   5 versions of 4 T in /dev/shm
@@ -191,6 +192,8 @@ def _generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
         changed = attention if facts.num_expert_layers else facts.matrix_params - embedding
     slots = min(2 * settings.max_running, -(-rollouts_in_flight(config) // settings.replicas))
     kv = slots * settings.max_context_tokens * facts.kv_bytes_per_token(F32)
+    if settings.kv_cache_mb:
+        kv = min(kv, settings.kv_cache_mb * MIB)
     return [
         Part(name, "program", _GENERATOR_PROGRAM),
         Part(name, "weights", F32 * (facts.num_params + packed)),
