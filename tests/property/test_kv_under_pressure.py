@@ -84,7 +84,7 @@ class Machine:
         self.loop.slots.end_session(f"s{session}")
 
     def update(self, kv):
-        number = self.loop.main.number + 1
+        number = self.loop.policies.main.number + 1
         if kv == "keep":
             self.mixed |= {live.request.request_id for live in self.loop.places.running}
         self.loop.swap(PACKED[number % 2], 0, number, kv, Future())

@@ -10,7 +10,7 @@ from headway.generator.loop import DecodeLoop, LoopLimits
 from headway.generator.memory import Memory
 from headway.generator.packing import pack_weights
 from headway.generator.places import Places
-from headway.generator.policies import Served
+from headway.generator.policies import Policies, Served
 from headway.generator.prefixes import Prefix, Slot
 from headway.generator.slots import Slots
 from headway.models.shape import model_shape
@@ -45,7 +45,7 @@ def make_loop(num_blocks=1000, max_running=4, prefill_chunk_tokens=40):
         Places(slots, max_running),
         LoopLimits(prefill_chunk_tokens, 0),
         "r0",
-        Served("", 0, 0),
+        Policies(Served("", 0, 0)),
         None,
         num_blocks,
     )
@@ -55,7 +55,7 @@ def submit(loop, item):
     """Submit a request; return it and the list that its chunks come to."""
     chunks = []
     room = min(item.sampling.max_tokens, CONTEXT - len(item.prompt_ids))
-    live = Live.of(item, loop.main, room, chunks.append)
+    live = Live.of(item, loop.policies.main, room, chunks.append, 8)
     loop.submit(live)
     return live, chunks
 

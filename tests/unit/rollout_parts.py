@@ -199,6 +199,12 @@ class ScriptedEngine:
         self._version = (lineage, number)
         return 0.0
 
+    async def load_adapter(self, policy, lineage, number, manifest, kv):
+        raise EngineError("it has no adapters")
+
+    async def drop_adapter(self, policy):
+        raise EngineError("it has no adapters")
+
     def stats(self):
         return EngineStats(self._running - len(self._waiting), len(self._waiting), 0.0, 0.0)
 

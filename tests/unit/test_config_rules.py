@@ -90,11 +90,16 @@ def test_an_answer_as_long_as_the_context():
     assert "(got 64)" in problem
 
 
-def test_truncated_sampling_without_the_kept_ids_is_refused():
-    rule = "training on truncated samples needs the ids that were kept, which are not recorded"
-    assert problems(*BASE, "generator.top_p=0.9", "generator.top_k=5") == [
-        f"generator.top_p: must be 1: {rule} (got 0.9). Use generator.temperature instead",
-        f"generator.top_k: must be 0: {rule} (got 5). Use generator.temperature instead",
+def test_truncated_sampling_can_be_trained_and_its_bounds_hold():
+    load_config(None, (*BASE, "generator.top_p=0.9", "generator.top_k=5", "generator.min_p=0.1"))
+    assert problems(*BASE, "generator.top_p=1.5", "generator.top_k=-1", "generator.min_p=2") == [
+        "generator.top_p: must be above 0 and at most 1 (got 1.5)",
+        "generator.top_k: must be at least 0 (got -1)",
+        "generator.min_p: must be at least 0 and at most 1 (got 2)",
+    ]
+    rule = "ids that top_k keeps are recorded, at most max_kept_ids = 64 a token"
+    assert problems(*BASE, "generator.top_k=65", "generator.max_kept_ids=64") == [
+        f"generator.top_k: {rule} (got 65). Lower top_k or raise max_kept_ids"
     ]
 
 

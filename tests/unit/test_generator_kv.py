@@ -196,14 +196,16 @@ def test_a_request_of_higher_priority_takes_the_place_of_a_lower_one():
 def test_one_that_shares_a_part_of_a_longer_prefix_still_fits_alone():
     loop = make_loop(num_blocks=CONTEXT // BLOCK, max_running=2)
     prefix = LONG + LONG[:60]
-    slot = loop.slots.acquire("s", submit(loop, request("x", [*prefix, 1]))[0].tokens, loop.main.salt)
+    slot = loop.slots.acquire(
+        "s", submit(loop, request("x", [*prefix, 1]))[0].tokens, loop.policies.main.salt, 160
+    )
     slot.resident = 160
     loop.slots.memory.take(slot.index, 160)
     kept = loop.slots._promote(slot, 160)
     loop.slots.release(slot)
     loop.abort(None)
     assert kept is not None
-    kept.salt = loop.main.salt
+    kept.salt = loop.policies.main.salt
     live, chunks = submit(loop, request("r", [*LONG[:80], 1], max_tokens=CONTEXT))
     loop.step()
     assert live.slot.shared == (Part(kept, 80),)

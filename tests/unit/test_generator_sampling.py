@@ -9,7 +9,7 @@ from headway.generator.sampling import Draw, draw_key, draw_tokens, uniform
 
 
 def drawn(logits, plan):
-    return draw_tokens(logits.clone(), plan)
+    return draw_tokens(logits.clone(), plan)[:2]
 
 
 def draws(n, *, temperature=1.0, top_p=1.0, top_k=0, key=1):

@@ -62,7 +62,7 @@ def test_a_cap_on_kv_that_is_too_small_for_one_request(checkpoint):
     edit(checkpoint, "config.json", max_position_embeddings=4096)
     changed = subject(checkpoint, "generator.max_context_tokens=4096", "generator.kv_cache_mb=1")
     finding = only(found(changed, "model"), "error")
-    assert "which takes 16777216 bytes" in finding.text
+    assert "which takes 6291456 bytes" in finding.text
     assert finding.place == "command line: generator.kv_cache_mb"
 
 

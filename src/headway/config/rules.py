@@ -116,19 +116,6 @@ def periodic_evaluation_needs_tasks(config: Config) -> Iterator[Clash]:
         yield Clash(("eval.num_tasks", "eval.every_steps"), rule, "Use 64, or eval.every_steps = 0")
 
 
-def training_samples_untruncated(config: Config) -> Iterator[Clash]:
-    """The trainer's log-probs are those of the whole distribution.
-
-    Until an engine records which tokens top-p and top-k kept, the importance ratio of a truncated sample
-    would be wrong.
-    """
-    rule = "must be {}: training on truncated samples needs the ids that were kept, which are not recorded"
-    if config.generator.top_p < 1:
-        yield Clash(("generator.top_p",), rule.format("1"), "Use generator.temperature instead")
-    if config.generator.top_k > 0:
-        yield Clash(("generator.top_k",), rule.format("0"), "Use generator.temperature instead")
-
-
 def training_explores(config: Config) -> Iterator[Clash]:
     """Greedy rollouts of one task are all the same, so that no group has a signal."""
     if config.generator.temperature == 0:
@@ -163,7 +150,6 @@ RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     environment_takes_its_arguments,
     environment_has_the_levels,
     rewards_of_turns_exist,
-    training_samples_untruncated,
     training_explores,
     group_estimator_needs_a_group,
     batch_estimator_keeps_every_group,

@@ -15,21 +15,16 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
+Encode = Callable[[Any], Any]
 Decode = Callable[[Any], Any]
+
+_SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 def to_plain(value: Any) -> Any:
     """Return `value` as dicts, lists and scalars that `json` can write."""
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_plain(getattr(value, name)) for name in _field_names(type(value))}
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in typing.cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        items = typing.cast("list[Any]", value)
-        return [to_plain(item) for item in items]
-    raise TypeError(f"cannot encode {type(value).__name__}")
+    cls: type[Any] = type(value)  # pyright: ignore[reportUnknownVariableType]
+    return value if cls in _SCALARS else _encoder(cls)(value)
 
 
 def dumps(value: Any) -> str:
@@ -70,7 +65,35 @@ def from_plain(hint: Any, plain: Any) -> Any:
 
 
 @functools.cache
-def _field_names(cls: type) -> tuple[str, ...]:
+def _encoder(cls: type[Any]) -> Encode:
+    """Return a function that makes values of a class plain; built once per class."""
+    if issubclass(cls, (str, int, float)):
+        return _identity
+    if dataclasses.is_dataclass(cls):
+        return _dataclass_encoder(cls)
+    if issubclass(cls, Mapping):
+        return lambda value: {str(key): to_plain(item) for key, item in value.items()}
+    if issubclass(cls, (list, tuple, set, frozenset)):
+        return lambda value: [to_plain(item) for item in value]
+    raise TypeError(f"cannot encode {cls.__name__}")
+
+
+def _dataclass_encoder(cls: type[Any]) -> Encode:
+    names = _field_names(cls)
+
+    def encode(value: Any) -> Any:
+        plain: dict[str, Any] = {}
+        for name in names:
+            item = getattr(value, name)
+            kind: type[Any] = type(item)  # pyright: ignore[reportUnknownVariableType]
+            plain[name] = item if kind in _SCALARS else _encoder(kind)(item)
+        return plain
+
+    return encode
+
+
+@functools.cache
+def _field_names(cls: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(cls))
 
 

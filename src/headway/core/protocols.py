@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # --- engine ---------------------------------------------------------------------------------------
 
+MAIN_POLICY = "main"  # an engine's own weights; adapters have other names
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -24,6 +26,7 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0 is off
+    min_p: float = 0.0  # least probability, as a share of the likeliest token's; 0 is off
     stop_ids: tuple[int, ...] = ()  # ends the answer; the id itself is part of it
     stop_strings: tuple[str, ...] = ()  # ends the answer after the token that completes one
     seed: int = 0  # with the position in the answer it fixes each draw, whatever else is in the batch
@@ -36,19 +39,23 @@ class GenerateRequest:
     request_id: str  # unique within the run
     session: str  # requests of one session share KV: the rollout
     group: str  # requests of one group share their prompt
-    policy: str
+    policy: str  # MAIN_POLICY or a loaded adapter's name; without adapters any name is the main policy's
     prompt_ids: array[int]  # the whole context, [p]
     sampling: Sampling
     num_answer_tokens: int = (
         0  # of the prompt's end that the answer begins with: stop strings may span the seam
     )
     priority: int = 0  # lower runs first
-    streams: tuple[str, ...] = ()  # wanted on the terminal chunk, of the whole context
+    streams: tuple[str, ...] = ()  # wanted: ROUTED_EXPERTS, KEPT_IDS, MODEL_LOGPROBS, PROMPT_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Token ids out. The last chunk of a request, and only it, has `finish`; it may carry tokens too."""
+    """Token ids out. The last chunk of a request, and only it, has `finish`; it may carry tokens too.
+
+    Streams of the sampled tokens come with each chunk, of its own tokens; those of the prompt or the whole
+    context come with the terminal chunk.
+    """
 
     token_ids: array[int]
     logprobs: array[float]
@@ -73,6 +80,10 @@ class EngineCapabilities:
     top_p: bool
     top_k: bool
     lora: bool
+    max_adapters: int = 0  # that may be loaded beside the main policy; 0 for an engine without
+    max_adapter_rank: int = 0
+    min_p: bool = False
+    kept_ids: bool = False  # whether KEPT_IDS can be had, without which truncated samples cannot be trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,8 @@ class EngineStats:
     kv_used_fraction: float
     tokens_per_s: float
     num_preemptions: int = 0  # running requests that gave way, since the start
+    num_adapters: int = 0
+    adapter_bytes: int = 0  # memory that they take
 
 
 class Engine(Protocol):
@@ -106,7 +119,35 @@ class Engine(Protocol):
         ...
 
     async def apply(self, lineage: int, number: int, manifest: str, kv: str) -> float:
-        """Take up weights between two decode steps; return seconds without decoding."""
+        """Take up weights between two decode steps; return seconds without decoding.
+
+        Raises EngineError while adapters are loaded: they belong to the weights that are there.
+        """
+        ...
+
+    async def load_adapter(self, policy: str, lineage: int, number: int, manifest: str, kv: str) -> float:
+        """Answer for a LoRA adapter under this name; return seconds without decoding.
+
+        An adapter that is loaded already is updated in place, between two decode steps, while its requests
+        run on; `kv` says what becomes of their KV, as in `apply`. No other policy's requests are touched.
+
+        Args:
+            policy: its name, not MAIN_POLICY.
+            lineage: of its version, for the spans of its tokens.
+            number: of its version.
+            manifest: a published adapter's manifest, or a directory that PEFT saved.
+            kv: keep or recompute.
+
+        Raises UserError for an adapter that does not fit or is not computed, EngineError when the engine
+        cannot have adapters (now). What was there then stays.
+        """
+        ...
+
+    async def drop_adapter(self, policy: str) -> None:
+        """Free an adapter. Its requests end as aborted, with the tokens they have and a message.
+
+        Raises EngineError when there is no adapter of this name.
+        """
         ...
 
     def stats(self) -> EngineStats:

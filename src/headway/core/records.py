@@ -19,6 +19,21 @@ FLAGS = "b"
 # to: axis token, int16 [n, expert layers, experts per token], -1 where it is not known.
 ROUTED_EXPERTS = "routed_experts"
 
+# What truncated sampling (top-k, top-p, min-p) drew each token from: two streams that come together, see
+# core/kept.py. KEPT_COUNTS: axis sampled, int32 [n], how many ids were kept, 0 for the whole vocabulary.
+# KEPT_IDS: axis kept, int32 [sum of the counts], each token's ids one after the other, rising.
+KEPT_IDS = "kept_ids"
+KEPT_COUNTS = "kept_counts"
+
+# Log-prob of each sampled token under the model itself, at temperature 1 and untruncated: axis sampled,
+# float32 [n], nats.
+MODEL_LOGPROBS = "model_logprobs"
+
+# Log-prob of each token of the prompt given those before it, under the model itself: axis prompt,
+# float32 [p], nats. The first is NaN, for nothing precedes it; so is what an aborted request had not come to.
+# Where weights changed on the way and KV was kept, each is of the weights that computed it.
+PROMPT_LOGPROBS = "prompt_logprobs"
+
 Purpose = Literal["train", "eval"]
 FinishReason = Literal["stop", "length", "aborted", "lost", "rejected"]
 
@@ -85,7 +100,8 @@ class Message:
 class Stream:
     """A named array that travels beside the tokens (routed experts, kept top-p ids, ...)."""
 
-    axis: Literal["token", "sampled", "rollout"]  # what the first dimension counts
+    # What the first dimension counts; sampled: tokens of the engine, in a TrainingSample the trainable ones.
+    axis: Literal["token", "sampled", "kept", "prompt", "rollout"]
     dtype: str  # a numpy dtype name, such as "int16"
     shape: tuple[int, ...]  # full shape
     data: bytes  # row-major values
@@ -107,7 +123,7 @@ class Turn:
     temperature: float  # of sampling; 0 is greedy
     streams: dict[str, Stream] = field(
         default_factory=dict[str, Stream]
-    )  # of its branch, from the root up to and including this turn
+    )  # axis token: of its branch, from the root up to and including this turn; sampled: of its own tokens
 
 
 @dataclass(slots=True)

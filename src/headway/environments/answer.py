@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headway.core.errors import EngineError
+from headway.core.kept import Kept, grown
 from headway.core.records import FLOATS, TOKENS, FinishReason, Message, Stream, VersionSpan, merge_spans
 
 if TYPE_CHECKING:
@@ -47,21 +48,31 @@ class Answer:
     decode_s: float = 0.0
     replica: str = ""  # of the last request
     num_resident_tokens: int = 0  # that the last request left in the KV cache
-    streams: Mapping[str, Stream] = field(default_factory=dict[str, Stream])  # of the last request
+    streams: Mapping[str, Stream] = field(default_factory=dict[str, Stream])  # of the whole context
+    kept: Kept | None = None  # of truncated sampling, [n]
 
     @property
     def left(self) -> int:
         """Tokens that may still be sampled."""
         return self.budget - len(self.ids)
 
+    @property
+    def turn_streams(self) -> dict[str, Stream]:
+        """Return the streams of the turn that this becomes."""
+        return {**self.streams, **(self.kept.streams() if self.kept else {})}
+
     def take(self, chunk: Chunk) -> None:
         """Append what the engine sampled.
 
-        Raises EngineError when a token lacks its log-prob or its version.
+        Raises EngineError when a token lacks its log-prob, its version or what it was drawn from.
         """
         counts = len(chunk.token_ids), len(chunk.logprobs), sum(span.num_tokens for span in chunk.spans)
         if len(set(counts)) != 1:
             raise EngineError("an engine must give one log-prob and one version a token", value=counts)
+        try:
+            self.kept = grown(self.kept, len(self.ids), chunk.streams, len(chunk.token_ids))
+        except ValueError as error:
+            raise EngineError(str(error)) from error
         self.ids.extend(chunk.token_ids)
         self.logprobs.extend(chunk.logprobs)
         self.spans = merge_spans([*self.spans, *chunk.spans])
@@ -70,7 +81,7 @@ class Answer:
         """Add up a request that ended."""
         self.num_parts += 1
         self.replica, self.num_resident_tokens = last.replica, last.num_resident_tokens
-        self.streams = last.streams
+        self.streams = {name: stream for name, stream in last.streams.items() if stream.axis == "token"}
         self.waiting_s += last.waiting_s
         self.prefill_s += last.prefill_s
         self.decode_s += last.decode_s

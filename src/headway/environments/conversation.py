@@ -194,7 +194,7 @@ class Conversation:
             self.record.says.append(Said(messages, cap))
         self._unfinished = None
         sampled = answer.ids, answer.logprobs, answer.spans
-        temperature, streams = self._command.temperature, dict(answer.streams)
+        temperature, streams = self._command.temperature, answer.turn_streams
         turn = Turn(self.num_turns - 1, answer.prompt, *sampled, finish, temperature, streams)
         reply = self._complete(messages, turn)
         for verdict in self._watch.turn_ended(self._messages, self.recorder.num_sampled_tokens):

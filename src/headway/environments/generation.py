@@ -39,6 +39,7 @@ class GenerationLimits:
     max_context_tokens: int  # of a whole conversation
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     streams: tuple[str, ...] = ()  # asked for in rollouts that are trained
 
 
@@ -167,6 +168,7 @@ class Generation:
             temperature=command.temperature,
             top_p=self._limits.top_p,
             top_k=self._limits.top_k,
+            min_p=self._limits.min_p,
             stop_ids=self._renderer.stop_ids,
             stop_strings=self._stop_strings,
             seed=(command.seed + turn * 0x9E3779B1) % 2**31,

@@ -13,6 +13,7 @@ from typing import Any
 
 from headway.core.codec import from_plain, to_plain
 from headway.core.errors import HeadwayError
+from headway.core.kept import Kept
 from headway.core.payload import Payload, PayloadWriter, read_payload
 from headway.core.records import FLAGS, FLOATS, TOKENS, Message, Stream, TrainingSample, Turn, VersionSpan
 from headway.environments.answer import Answer
@@ -55,7 +56,8 @@ def write_partial(partial: Partial, rollout: str, task_id: str, payloads: Payloa
             "budget": answer.budget,
             "num_parts": answer.num_parts,
         }
-        turns.append(_sample(answer.prompt, answer.ids, answer.logprobs, answer.spans, 0.0))
+        streams = answer.kept.streams() if answer.kept else None
+        turns.append(_sample(answer.prompt, answer.ids, answer.logprobs, answer.spans, 0.0, streams))
     try:
         return payloads.append(Payload(rollout, task_id, turns, outcome), parked=True)
     except OSError as error:
@@ -125,4 +127,5 @@ def _answer(sample: TrainingSample, plain: dict[str, Any]) -> Answer:
         logprobs=logprobs,
         spans=sample.spans,
         num_parts=plain["num_parts"],
+        kept=Kept.of(sample.streams),
     )

@@ -1,7 +1,8 @@
 """The forward pass of a decoder over a KvCache, in plain torch; the shape says what its family adds.
 
-Prefill only writes KV; logits are computed by decode steps alone. A request whose KV misses just its last
-token is ready to decode, be that token the last of its prompt or the last it sampled.
+Prefill writes KV, and computes log-probs of the prompt where they are wanted; logits come from decode steps.
+A request whose KV misses just its last token is ready to decode, be that token the last of its prompt or the
+last it sampled.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional
 
+from headway.generator.adapters import Mixture, together
 from headway.generator.attention import Shared, attend_piece, attend_rows, levels_of
 from headway.generator.experts import mix, route
-from headway.generator.packed import LayerWeights, PackedWeights, linear
+from headway.generator.packed import PackedWeights, linear
 from headway.generator.rotary import rotations
+from headway.generator.scoring import target_logprobs
 
 if TYPE_CHECKING:
     from array import array
 
     from headway.generator.kv import KvCache
     from headway.generator.policies import Served
+    from headway.generator.streams import PromptLogprobs
     from headway.models.shape import ModelShape
 
 
@@ -32,6 +36,7 @@ class Piece(NamedTuple):
     start: int  # position of the first; the KV before it is resident
     token_ids: array[int]
     served: Served
+    scores: PromptLogprobs | None = None  # takes the log-probs of the tokens that these predict
     shared: Shared = ()  # where the KV of the first tokens is, when not in the slot
 
 
@@ -66,6 +71,11 @@ class Decoder:
     @torch.inference_mode()
     def prefill(self, pieces: Sequence[Piece], cache: KvCache) -> None:
         """Compute the KV of these pieces, packed into one batch of tokens."""
+        grouped = together([each.served.adapter for each in pieces], [len(each.token_ids) for each in pieces])
+        mixture = None
+        if grouped is not None:
+            order, mixture = grouped
+            pieces = [pieces[item] for item in order]
         tokens = torch.tensor([token for piece in pieces for token in piece.token_ids], device=self._device)
         lengths = [len(piece.token_ids) for piece in pieces]
         slots = torch.tensor([piece.slot for piece in pieces], device=self._device).repeat_interleave(
@@ -84,11 +94,12 @@ class Decoder:
         masks = [self._causal(start, n) for start, n in zip(starts, lengths, strict=True)]
         heads, kv_heads, d = self._shape.num_heads, self._shape.num_kv_heads, self._shape.head_dim
         last = len(self.weights.layers) - 1
+        scored = any(piece.scores is not None and not piece.scores.complete for piece in pieces)
         x = functional.embedding(tokens, self.weights.embed)
         for index, layer in enumerate(self.weights.layers):
             keys, values = cache.layer(index)
-            q = self._project(x, layer, rotation, keys, values, slots, columns)
-            if index == last and layer.router is None:
+            q = self._project(x, index, rotation, keys, values, slots, columns, mixture)
+            if index == last and layer.router is None and not scored:
                 return  # its KV is written, and nobody reads the output
             attended = x.new_empty(len(tokens), heads * d)
             at = 0
@@ -98,8 +109,14 @@ class Decoder:
                 result = attend_piece(group, keys, values, mask, seen)
                 attended[at : at + n] = result.permute(2, 0, 1, 3).reshape(n, -1)
                 at += n
-            x = x + linear(attended, layer.out, layer.out_bias)
-            x = x + self._feed_forward(x, layer, cache.routes(index), slots, columns)
+            x = x + _product(attended, layer.out, layer.out_bias, mixture, index, "out")
+            x = x + self._feed_forward(x, index, cache.routes(index), slots, columns, mixture)
+        for piece, output in zip(pieces, x.split(lengths), strict=True) if scored else ():
+            if (scores := piece.scores) is not None:
+                part = scores.lacking(piece.start, len(output))
+                targets = torch.from_numpy(scores.targets(piece.start, part)).to(self._device)
+                found = target_logprobs(output[part], self._logits, targets)
+                scores.take(piece.start, part, found.cpu().numpy())
 
     @torch.inference_mode()
     def decode(self, fed: Sequence[Fed], cache: KvCache) -> torch.Tensor:
@@ -107,11 +124,10 @@ class Decoder:
         rows = len(fed)
         positions = [row.position for row in fed]
         token_ids = torch.tensor([row.tokens[-1] for row in fed], device=self._device)
-        at = torch.tensor(positions, device=self._device)
-        rotation = self._rotations[at].unsqueeze(1)
+        at = places = torch.tensor(positions, device=self._device)
         levels = levels_of([row.shared for row in fed], self._device)
         if levels:  # a token's column is its position less what its row shares
-            own = [at - sum(n for _, n in row.shared) for at, row in zip(positions, fed, strict=True)]
+            own = [each - sum(n for _, n in row.shared) for each, row in zip(positions, fed, strict=True)]
             at = torch.tensor(own, device=self._device)
         else:
             own = positions
@@ -122,30 +138,48 @@ class Decoder:
             mask = at.new_zeros(hidden.shape, dtype=torch.float32).masked_fill_(hidden, float("-inf"))
             mask = mask[:, None, None]
         slots = torch.arange(rows, device=self._device)  # rows may exceed the context
+        grouped = together([row.served.adapter for row in fed], [1] * rows)
+        mixture = back = None
+        if grouped is not None:  # all but attention is computed adapter by adapter
+            slots, mixture = torch.tensor(grouped[0], device=self._device), grouped[1]
+            token_ids, at, places, back = token_ids[slots], at[slots], places[slots], slots.argsort()
+        rotation = self._rotations[places].unsqueeze(1)
         kv_heads, d = self._shape.num_kv_heads, self._shape.head_dim
         x = functional.embedding(token_ids, self.weights.embed)
         for index, layer in enumerate(self.weights.layers):
             keys, values = cache.layer(index)
-            q = self._project(x, layer, rotation, keys, values, slots, at)
+            q = self._project(x, index, rotation, keys, values, slots, at, mixture)
+            if back is not None:
+                q = q[back]
             q = q.view(rows, kv_heads, -1, d)  # the queries of one key/value head attend together
-            attended = attend_rows(q, keys, values, longest, mask, levels)
-            x = x + linear(attended.reshape(rows, -1), layer.out, layer.out_bias)
-            x = x + self._feed_forward(x, layer, cache.routes(index), slots, at)
+            attended = attend_rows(q, keys, values, longest, mask, levels).reshape(rows, -1)
+            if back is not None:
+                attended = attended[slots]
+            x = x + _product(attended, layer.out, layer.out_bias, mixture, index, "out")
+            x = x + self._feed_forward(x, index, cache.routes(index), slots, at, mixture)
+        if back is not None:
+            x = x[back]
+        return self._logits(x)
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
         return linear(self._norm(x, self.weights.norm), self.weights.head)
 
     def _project(
         self,
         x: torch.Tensor,
-        layer: LayerWeights,
+        index: int,
         rotation: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
         slots: torch.Tensor,
         positions: torch.Tensor,
+        mixture: Mixture | None,
     ) -> torch.Tensor:
         """Write the tokens' keys and values and return their queries, [tokens, heads, head_dim]."""
         heads, d = self._shape.num_heads, self._shape.head_dim
-        mixed = linear(self._norm(x, layer.norm_attention), layer.qkv, layer.qkv_bias).view(len(x), -1, d)
+        layer = self.weights.layers[index]
+        x = self._norm(x, layer.norm_attention)
+        mixed = _product(x, layer.qkv, layer.qkv_bias, mixture, index, "qkv").view(len(x), -1, d)
         rotating = mixed[:, : self._num_rotated]
         if layer.norm_heads is not None:
             rotating = functional.rms_norm(rotating, (d,), None, self._shape.norm_eps) * layer.norm_heads
@@ -158,16 +192,20 @@ class Decoder:
     def _feed_forward(
         self,
         x: torch.Tensor,
-        layer: LayerWeights,
+        index: int,
         routes: torch.Tensor | None,
         slots: torch.Tensor,
         positions: torch.Tensor,
+        mixture: Mixture | None,
     ) -> torch.Tensor:
         """Return what the block adds after attention; experts are noted in the cache, beside the KV."""
+        layer = self.weights.layers[index]
         x = self._norm(x, layer.norm_mlp)
         if layer.router is None:
-            gate, up = linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-            return linear(functional.silu(gate) * up, layer.down, layer.down_bias)
+            both = _product(x, layer.gate_up, layer.gate_up_bias, mixture, index, "gate_up")
+            gate, up = both.chunk(2, dim=-1)
+            x = functional.silu(gate) * up
+            return _product(x, layer.down, layer.down_bias, mixture, index, "down")
         assert self._shape.experts is not None
         assert routes is not None
         chosen = route(x, layer.router, self._shape.experts)
@@ -183,3 +221,18 @@ class Decoder:
             return None
         hidden = self._columns[: start + n] > self._columns[start : start + n, None]
         return torch.zeros(hidden.shape, device=self._device).masked_fill_(hidden, float("-inf"))
+
+
+def _product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    mixture: Mixture | None,
+    layer: int,
+    matrix: str,
+) -> torch.Tensor:
+    """Return x @ weight.T + bias, and what the rows' adapters add."""
+    y = linear(x, weight, bias)
+    if mixture is not None:
+        mixture.add(y, x, layer, matrix)
+    return y

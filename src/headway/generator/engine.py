@@ -3,22 +3,31 @@
 Consumes: requests from any number of asyncio consumers. Each is handed to the decode loop's thread (see
 `loop`) and waits for chunks; the thread sends a terminal one whatever happens, which unblocks it.
 
-Left out: several policies or adapters at once. GPU tensors should work and are not tested.
+Left out: adapters beside weights that `apply` changed (see `adapter_loading`). GPU tensors should work and
+are not tested.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 from headway.core.errors import EngineError, UserError
-from headway.core.protocols import Chunk, EngineCapabilities, EngineStats, GenerateRequest
+from headway.core.protocols import (
+    MAIN_POLICY,
+    Chunk,
+    EngineCapabilities,
+    EngineStats,
+    GenerateRequest,
+)
 from headway.core.records import ROUTED_EXPERTS
+from headway.generator.adapter_loading import AdapterLoading
 from headway.generator.decoder import Decoder
 from headway.generator.kv import KvCache
 from headway.generator.live import Live, Mailbox
@@ -26,8 +35,9 @@ from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
 from headway.generator.memory import Memory, room_for
 from headway.generator.packing import pack_weights, update_weights
 from headway.generator.places import Places
-from headway.generator.policies import Served
+from headway.generator.policies import Policies, Served
 from headway.generator.slots import Slots
+from headway.generator.streams import OFFERED
 
 if TYPE_CHECKING:
     from headway.core.records import FinishReason
@@ -51,6 +61,7 @@ class EmbeddedEngine:
             names them. Called in a thread of its own.
         lineage: of the weights at the start.
         number: of the weights at the start.
+        base_model: name or path of the model, which an adapter's is compared with.
 
     Raises ModelError when the weights do not fit the shape.
     """
@@ -66,6 +77,7 @@ class EmbeddedEngine:
         read_weights: ReadWeights,
         lineage: int = 0,
         number: int = 0,
+        base_model: str = "",
     ) -> None:
         self._shape = shape
         context = settings.max_context_tokens
@@ -97,7 +109,7 @@ class EmbeddedEngine:
         self._read_weights = read_weights
         self._applying = asyncio.Lock()
         self._closed = False
-        self._main = Served("", lineage, number)
+        self._main = Served(MAIN_POLICY, lineage, number)
         self._loop = DecodeLoop(
             Decoder(self._shape, self._newest, context),
             cache,
@@ -105,10 +117,12 @@ class EmbeddedEngine:
             Places(slots, settings.max_running),
             LoopLimits(settings.prefill_chunk_tokens, settings.chunk_tokens),
             replica,
-            self._main,
+            Policies(self._main),
             decode_text,
             min(room.num_blocks, settings.max_running * memory.blocks(context)),
         )
+        device = self._newest.embed.device
+        self._adapters = AdapterLoading(self._loop, self._post_call, shape, settings, device, base_model)
         self._thread = threading.Thread(target=self._loop.run, name=f"engine-{replica}", daemon=True)
         self._thread.start()
         if settings.threads:
@@ -122,7 +136,11 @@ class EmbeddedEngine:
             logprobs="sampling",
             top_p=True,
             top_k=True,
-            lora=True,  # merged by read_weights
+            lora=True,  # merged by read_weights, or beside the weights by load_adapter
+            max_adapters=self._settings.max_adapters,
+            max_adapter_rank=self._settings.max_adapter_rank,
+            min_p=True,
+            kept_ids=True,
         )
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
@@ -136,7 +154,7 @@ class EmbeddedEngine:
             return
         mailbox = Mailbox()
         room = min(request.sampling.max_tokens, self._settings.max_context_tokens - len(request.prompt_ids))
-        live = Live.of(request, self._main, room, mailbox.put)
+        live = Live.of(request, self._main, room, mailbox.put, self._settings.max_kept_ids)
 
         def refuse(reason: FinishReason, message: str) -> None:
             mailbox.put(refusal_chunk(reason, message, self._replica))
@@ -170,17 +188,35 @@ class EmbeddedEngine:
         Raises EngineError when the engine has ended, and whatever reading the manifest raises; the present
         weights then stay.
         """
+        async with self._changing(kv):
+            self._adapters.check_none()
+            weights = await asyncio.to_thread(self._read, self._newest, manifest)
+            self._newest = weights
+            self._adapters.base_changes()
+            done: Future[float] = Future()
+            self._post_call(lambda: self._loop.swap(weights, lineage, number, kv, done), done)
+            # Shielded: a cancelled caller must not cancel what the loop is about to settle.
+            return await asyncio.shield(asyncio.wrap_future(done))
+
+    async def load_adapter(self, policy: str, lineage: int, number: int, manifest: str, kv: str) -> float:
+        """Answer for a LoRA adapter under this name, or update it in place; see the contract."""
+        async with self._changing(kv):
+            return await self._adapters.load(policy, lineage, number, manifest, kv)
+
+    async def drop_adapter(self, policy: str) -> None:
+        """Free an adapter; its requests end as aborted."""
+        async with self._changing():
+            await self._adapters.drop(policy)
+
+    @asynccontextmanager
+    async def _changing(self, kv: str = "keep") -> AsyncGenerator[None]:
+        """Change the weights of a policy inside the block: such calls take effect in their order."""
         if kv not in ("keep", "recompute"):
             raise EngineError("kv is keep or recompute", value=kv)
         async with self._applying:
             if self._closed:
                 raise EngineError("the engine was closed")
-            weights = await asyncio.to_thread(self._read, self._newest, manifest)
-            self._newest = weights
-            done: Future[float] = Future()
-            self._post_call(lambda: self._loop.swap(weights, lineage, number, kv, done), done)
-            # Shielded: a cancelled caller must not cancel what the loop is about to settle.
-            return await asyncio.shield(asyncio.wrap_future(done))
+            yield
 
     def set_threads(self, num_threads: int) -> None:
         """Change the decode loop's share of cores, from its next step on."""
@@ -218,11 +254,15 @@ class EmbeddedEngine:
             return f"the answer cannot begin with {request.num_answer_tokens} tokens of its prompt"
         if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
             return f"temperature, top_p or top_k is out of range: {sampling}"
+        if not 0 <= sampling.min_p <= 1:
+            return f"min_p must be from 0 to 1, not {sampling.min_p}"
         if sampling.stop_strings and self._decode_text is None:
             return "stop strings need an engine that was given decode_text"
-        offered = {ROUTED_EXPERTS} if self._shape.experts else set[str]()
+        offered = OFFERED | ({ROUTED_EXPERTS} if self._shape.experts else set[str]())
         if unknown := sorted(set(request.streams) - offered):
-            return f"this engine does not have the streams {', '.join(unknown)} of this model"
+            return (
+                f"of this model there are the streams {', '.join(sorted(offered))}, not {', '.join(unknown)}"
+            )
         return ""
 
     @torch.inference_mode()

@@ -10,10 +10,11 @@ from typing import Literal
 
 from headway.core.clock import stopwatch
 from headway.core.protocols import Chunk, GenerateRequest
-from headway.core.records import FLOATS, TOKENS, FinishReason, Stream, VersionSpan
+from headway.core.records import FLOATS, KEPT_IDS, PROMPT_LOGPROBS, TOKENS, FinishReason, Stream, VersionSpan
 from headway.generator.policies import Served
 from headway.generator.prefixes import Slot
 from headway.generator.sampling import Draw, draw_key, uniform
+from headway.generator.streams import PromptLogprobs, SampledStreams
 
 Phase = Literal["waiting", "prefill", "decode"]
 
@@ -39,18 +40,27 @@ class Live:
     slot: Slot | None = None
     num_sent: int = 0  # answer tokens delivered already
     order: tuple[int, int] = (0, 0)  # priority and arrival: who is first, and who is preempted last
+    extra: SampledStreams = field(default_factory=lambda: SampledStreams.of(()))
+    scores: PromptLogprobs | None = None  # of the prompt, where they are wanted
+    max_kept: int = 0  # ids of a token that are kept at most, where they are wanted
     _key: int = 0
     _phase: Phase = "waiting"
     _since: float = 0.0
     _spent: dict[Phase, float] = field(default_factory=dict[Phase, float])
 
     @staticmethod
-    def of(request: GenerateRequest, served: Served, room: int, send: Callable[[Chunk], None]) -> Live:
+    def of(
+        request: GenerateRequest, served: Served, room: int, send: Callable[[Chunk], None], max_kept: int
+    ) -> Live:
         """Take in a request."""
         sampling = request.sampling
         tokens = array(TOKENS, request.prompt_ids)
         key = draw_key(sampling.seed)
-        return Live(request, room, send, tokens, served, _key=key, _since=stopwatch())
+        live = Live(request, room, send, tokens, served, _key=key, _since=stopwatch())
+        live.extra = SampledStreams.of(request.streams)
+        live.max_kept = max_kept if KEPT_IDS in request.streams else 0
+        live.scores = PromptLogprobs(request.prompt_ids) if PROMPT_LOGPROBS in request.streams else None
+        return live
 
     @property
     def num_answer(self) -> int:
@@ -63,11 +73,18 @@ class Live:
         assert self.slot is not None, "only admitted requests have KV"
         return len(self.tokens) - 1 - self.slot.resident
 
+    @property
+    def usable(self) -> int:
+        """Tokens whose KV may come from a cache: without the prompt's log-probs all but the last one."""
+        limit = len(self.tokens) - 1
+        return limit if self.scores is None or self.scores.complete else min(limit, self.scores.num_known)
+
     def draw(self) -> Draw:
         """Return how the next token is drawn."""
         sampling = self.request.sampling
         at = uniform(self._key, self.request.num_answer_tokens + self.num_answer)
-        return Draw(sampling.temperature, sampling.top_p, sampling.top_k, at)
+        wants = self.max_kept, self.extra.wants_model
+        return Draw(sampling.temperature, sampling.top_p, sampling.top_k, at, sampling.min_p, *wants)
 
     def enter(self, phase: Phase, now: float) -> None:
         """Count the time until now for the phase that ends."""
@@ -112,7 +129,8 @@ class Live:
         first = len(self.request.prompt_ids) + start
         spans = _spans_from(self.spans, start)
         if finish is None:
-            self.send(Chunk(self.tokens[first:], self.logprobs[start:], spans, replica=replica))
+            tokens, logprobs = self.tokens[first:], self.logprobs[start:]
+            self.send(Chunk(tokens, logprobs, spans, replica=replica, streams=self.extra.flush()))
             return
         self.enter(self._phase, stopwatch())
         self.send(
@@ -127,7 +145,11 @@ class Live:
                 waiting_s=self._spent.get("waiting", 0.0),
                 prefill_s=self._spent.get("prefill", 0.0),
                 decode_s=self._spent.get("decode", 0.0),
-                streams=streams or {},
+                streams={
+                    **self.extra.flush(),
+                    **(self.scores.streams() if self.scores else {}),
+                    **(streams or {}),
+                },
             )
         )
 

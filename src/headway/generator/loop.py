@@ -26,8 +26,9 @@ from headway.core.protocols import Chunk, EngineStats
 from headway.core.records import FLOATS, ROUTED_EXPERTS, TOKENS, FinishReason, Stream
 from headway.generator.decoder import Decoder, Fed, Piece
 from headway.generator.kv import KvCache
+from headway.generator.live import Live
 from headway.generator.places import Places
-from headway.generator.policies import Served
+from headway.generator.policies import Policies, Served
 from headway.generator.prompts import next_chunk
 from headway.generator.rebuilds import Rebuilds
 from headway.generator.sampling import draw_tokens
@@ -36,7 +37,7 @@ from headway.generator.slots import Slots
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from headway.generator.live import Live
+    from headway.generator.adapters import AdapterWeights
     from headway.generator.packed import PackedWeights
 
 _RATE_STEPS = 32  # decode steps that the tokens/s of the stats look back over
@@ -68,7 +69,7 @@ class DecodeLoop:
     places: Places
     limits: LoopLimits
     replica: str
-    main: Served  # the policy whose weights the decoder has
+    policies: Policies
     decode_text: Callable[[Sequence[int]], str] | None
     full_blocks: int  # of KV, when all that may run is as long as it may be, or when the cap is reached
     stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0.0, 0.0))
@@ -150,6 +151,11 @@ class DecodeLoop:
         if any(other.request.request_id == name for other in self.places.all()):
             live.deliver("rejected", f"a request with the id {name!r} is running already", self.replica)
             return
+        served = self.policies.named(live.request.policy)
+        if served is None:
+            live.deliver("rejected", self.policies.refusal(live.request.policy), self.replica)
+            return
+        live.served = served
         self.places.add(live)
 
     def abort(self, request_ids: Sequence[str] | None) -> None:
@@ -163,13 +169,48 @@ class DecodeLoop:
         """Go on with other weights; `done` gets the seconds without decoding once all KV is as asked."""
         began = stopwatch()
         self.decoder.weights = weights
+        self._renew(self.policies.main, lineage, number, kv, began, done)
+
+    def load_adapter(
+        self, name: str, lineage: int, number: int, weights: AdapterWeights, kv: str, done: Future[float]
+    ) -> None:
+        """Answer under a new name, or go on with other weights under one; `done` is as in `swap`."""
+        began = stopwatch()
+        served = self.policies.adapters.get(name)
+        if served is None:
+            self.policies.add(Served(name, lineage, number, adapter=weights))
+            self._publish_stats()
+            done.set_result(stopwatch() - began)
+            return
+        served.adapter = weights
+        self._renew(served, lineage, number, kv, began, done)
+
+    def drop_adapter(self, name: str, done: Future[float]) -> None:
+        """End an adapter's requests as aborted and forget it."""
+        served = self.policies.adapters.pop(name)
+        for live in self.places.all():
+            if live.served is served:
+                self._finish(live, "aborted", f"the adapter {name!r} was dropped")
+        self.slots.forget(served.salt)
+        self._publish_stats()
+        done.set_result(0.0)
+
+    def _renew(
+        self, served: Served, lineage: int, number: int, kv: str, began: float, done: Future[float]
+    ) -> None:
+        """A policy's weights have changed: see to its version and its KV."""
         keep = kv == "keep"
-        old = self.main.salt
-        self.main.update(lineage, number)
-        self.slots.resalt(old, self.main.salt, keep=keep)
-        lives = set() if keep else {live for live in self.places.running if live.lacking}
-        for live in lives:
-            live.enter("prefill", began)
+        old = served.salt
+        served.update(lineage, number)
+        self.slots.resalt(old, served.salt, keep=keep)
+        lives = set[Live]()
+        for live in self.places.all() if not keep else ():
+            if live.served is served and (live.slot is None or live.lacking):
+                if live.scores is not None:
+                    live.scores.forget()
+                if live.slot is not None:
+                    live.enter("prefill", began)
+                    lives.add(live)
         self._rebuilds.add(lives, stopwatch() - began, done)
         self._rebuilds.settle(self.places.running)
 
@@ -194,7 +235,7 @@ class DecodeLoop:
             slot = live.slot
             assert slot is not None
             ids = live.tokens[slot.resident : slot.resident + n]
-            pieces.append(Piece(slot.index, slot.resident, ids, live.served, slot.parts))
+            pieces.append(Piece(slot.index, slot.resident, ids, live.served, live.scores, slot.parts))
         self.decoder.prefill(pieces, self.cache)
         for live, n in chunk:
             assert live.slot is not None
@@ -214,17 +255,19 @@ class DecodeLoop:
         for live in ready:
             live.enter("decode", began)
         logits = self.decoder.decode([_fed(live) for live in ready], self.cache)
-        tokens, logprobs = draw_tokens(logits, [live.draw() for live in ready])
-        for live, token, logprob in zip(ready, tokens, logprobs, strict=True):
+        drawn = draw_tokens(logits, [live.draw() for live in ready])
+        for row, (live, token, logprob) in enumerate(
+            zip(ready, drawn.token_ids, drawn.logprobs, strict=True)
+        ):
             assert live.slot is not None
             live.slot.resident += 1
             if not math.isfinite(logprob):
-                served = live.served
-                message = f"version {served.lineage}.{served.number} computed logits that are not finite"
+                message = f"{live.served} computed logits that are not finite"
                 self.slots.erase(live.slot)
                 self._finish(live, "lost", message)
                 continue
             live.take(token, logprob)
+            live.extra.take(drawn.kept.get(row), drawn.model_logprobs.get(row))
             reason = live.finish_reason(self.decode_text)
             if reason is not None:
                 self._finish(live, reason, "")
@@ -259,7 +302,15 @@ class DecodeLoop:
             span = self._steps[-1][0] - self._steps[0][0]
             rate = sum(n for _, n in list(self._steps)[1:]) / span if span > 0 else 0.0
         used = self.slots.blocks_in_use() / self.full_blocks
-        self.stats = EngineStats(len(places.running), places.num_waiting, used, rate, places.num_preemptions)
+        self.stats = EngineStats(
+            len(places.running),
+            places.num_waiting,
+            used,
+            rate,
+            num_preemptions=places.num_preemptions,
+            num_adapters=len(self.policies.adapters),
+            adapter_bytes=self.policies.num_bytes,
+        )
 
 
 def refusal_chunk(reason: FinishReason, message: str, replica: str) -> Chunk:

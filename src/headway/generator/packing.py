@@ -16,6 +16,7 @@ import torch
 
 from headway.core.errors import ModelError
 from headway.generator.packed import LayerWeights, PackedWeights, packed, plain
+from headway.generator.rotary import in_pairs
 from headway.models.experts import unfused
 
 if TYPE_CHECKING:
@@ -106,8 +107,6 @@ class _Packer:
         self._names: dict[_Key, list[str]] = {}  # the parts in order
         for name, place in sorted(self._places.items(), key=lambda item: item[1].part):
             self._names.setdefault(place.key, []).append(name)
-        half = shape.head_dim // 2
-        self._pairs = torch.arange(shape.head_dim).view(2, half).t().reshape(-1)
         self._parts: dict[_Key, dict[int, torch.Tensor]] = {}
         self._done: dict[_Key, torch.Tensor] = {}
 
@@ -143,9 +142,9 @@ class _Packer:
         matrix, part = place.key[1], place.part
         if matrix == "norm_heads":
             num_heads = self._shape.num_kv_heads if part else self._shape.num_heads
-            return tensor[self._pairs].expand(num_heads, -1)
+            return in_pairs(tensor, self._shape.head_dim).expand(num_heads, -1)
         if matrix in ("qkv", "qkv_bias") and part < 2:
-            return tensor.unflatten(0, (-1, self._shape.head_dim))[:, self._pairs].flatten(0, 1)
+            return in_pairs(tensor, self._shape.head_dim)
         return tensor
 
     def _complete(self, key: _Key) -> None:

@@ -68,7 +68,7 @@ class Places:
     def admit(self) -> None:
         """Give places to those that wait, first in order first."""
         while self._waiting and self._make_place(live := self._waiting[0][1]):
-            slot = self._slots.acquire(live.request.session, live.tokens, live.served.salt)
+            slot = self._slots.acquire(live.request.session, live.tokens, live.served.salt, live.usable)
             if slot is None:
                 return
             heapq.heappop(self._waiting)

@@ -25,10 +25,10 @@ def next_chunk(running: Sequence[Live], slots: Slots, num_tokens: int) -> list[t
     for live in running:
         if left == 0:
             break
-        if not live.lacking or _will_share(live, chosen):
+        if not live.lacking or (live.usable == len(live.tokens) - 1 and _will_share(live, chosen)):
             continue
         assert live.slot is not None
-        slots.extend(live.slot, len(live.tokens) - 1)
+        slots.extend(live.slot, live.usable)
         if live.lacking:
             n = min(left, live.lacking)
             chosen.append((live, n))
@@ -41,6 +41,8 @@ def _will_share(live: Live, chosen: Sequence[tuple[Live, int]]) -> bool:
     assert live.slot is not None
     limit = len(live.tokens) - 1
     for other, _ in chosen:
+        if other.served is not live.served:
+            continue
         assert other.slot is not None
         common = common_prefix(other.tokens, live.tokens, min(limit, len(other.tokens) - 1))
         has = max(live.slot.resident, min(other.slot.resident, common))  # now, by taking over

@@ -28,3 +28,9 @@ def rotations(shape: ModelShape, num_positions: int) -> torch.Tensor:
         frequency = (1 - smooth) * frequency / factor + smooth * frequency
     angles = torch.outer(torch.arange(num_positions).float(), frequency)
     return torch.polar(torch.ones_like(angles), angles)
+
+
+def in_pairs(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Reorder a projection's rows, head by head, so that the two halves of a rotary pair are neighbours."""
+    pairs = torch.arange(head_dim).view(2, head_dim // 2).t().reshape(-1)
+    return rows.unflatten(0, (-1, head_dim))[:, pairs].flatten(0, 1)

@@ -3,8 +3,9 @@
 Each draw is a function of the request's seed and of the position in its answer alone: nothing that shares the
 batch can change it (beyond rounding in the logits), and a request that is made again draws the same.
 
-Log-probs are of the distribution that was drawn from: log_softmax(logits / temperature), and after top-k and
-top-p renormalised over what they keep. Greedy draws (temperature 0) report log_softmax(logits).
+Log-probs are of the distribution that was drawn from: log_softmax(logits / temperature), renormalised over
+what top-k, top-p and min-p keep (see truncation). Greedy draws (temperature 0) report log_softmax(logits).
+Whoever asks gets the ids that were kept, and the log-prob under the model itself, log_softmax(logits).
 
 The draw inverts the cumulative distribution in two levels, blocks and then tokens of one block, with f64
 sums: as exact as a full cumulative sum and much cheaper.
@@ -13,11 +14,15 @@ sums: as exact as a full cumulative sum and much cheaper.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
+
+from headway.core.records import TOKENS
+from headway.generator.truncation import kept_tokens
 
 _BLOCK = 256
 _MASK = (1 << 64) - 1
@@ -31,6 +36,23 @@ class Draw(NamedTuple):
     top_p: float
     top_k: int
     uniform: float  # in (0, 1)
+    min_p: float = 0.0
+    max_kept: int = 0  # above 0 the kept ids are wanted, at most so many
+    model_logprob: bool = False  # wanted
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens may be left out."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+
+class Drawn(NamedTuple):
+    """One token a row."""
+
+    token_ids: list[int]
+    logprobs: list[float]  # of the distribution drawn from, nats
+    kept: dict[int, array[int]]  # ids kept, rising, of the truncated rows that want them
+    model_logprobs: dict[int, float]  # of the rows that want them, nats
 
 
 def draw_key(seed: int) -> int:
@@ -48,26 +70,25 @@ def uniform(key: int, position: int) -> float:
 
 
 @torch.inference_mode()
-def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
     """Draw one token a row.
 
     Args:
         logits: f32 [rows, vocab]; overwritten, to spare the memory traffic of a copy.
         draws: one a row.
 
-    Returns:
-        Token ids and their log-probs in nats. A row with NaN among its logits has a NaN log-prob and a
-        meaningless token.
+    A row with NaN among its logits has a NaN log-prob and a meaningless token.
     """
     rows, vocab = logits.shape
+    asking = [row for row, draw in enumerate(draws) if draw.model_logprob]
+    differing = [row for row in asking if draws[row].truncates or draws[row].temperature not in (0.0, 1.0)]
+    models = logits[differing].log_softmax(-1) if differing else None
     if any(draw.temperature not in (0.0, 1.0) for draw in draws):
         scale = [draw.temperature or 1.0 for draw in draws]
         logits.div_(torch.tensor(scale, device=logits.device)[:, None])
     shifted = logits.sub_(logits.amax(-1, keepdim=True))
     mass = shifted.exp()
-    for row, draw in enumerate(draws):
-        if draw.temperature and (draw.top_k or draw.top_p < 1.0):
-            _truncate(mass[row], draw)
+    kept = _truncate(shifted, mass, draws)
     blocks = functional.pad(mass, (0, -vocab % _BLOCK)).view(rows, -1, _BLOCK)
     upto = blocks.sum(-1, dtype=torch.float64).cumsum(-1)  # [rows, blocks]
     total = upto[:, -1:]
@@ -87,17 +108,28 @@ def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int],
         )
     token.clamp_(max=vocab - 1)  # only a row of NaN needs it
     logprob = shifted.gather(1, token) - total.log().float()
-    return token.squeeze(1).tolist(), logprob.squeeze(1).tolist()
+    tokens, logprobs = token.squeeze(1).tolist(), logprob.squeeze(1).tolist()
+    known = {row: logprobs[row] for row in asking}
+    if models is not None:
+        known |= dict(zip(differing, models.gather(1, token[differing]).squeeze(1).tolist(), strict=True))
+    return Drawn(tokens, logprobs, kept, known)
 
 
-def _truncate(mass: torch.Tensor, draw: Draw) -> None:
-    """Zero, in place, what top-k and then top-p leave out of one row, [vocab]."""
-    values, order = mass.sort(descending=True, stable=True)
-    if draw.top_k:
-        mass[order[draw.top_k :]] = 0
-        values = values[: draw.top_k]
-    if draw.top_p < 1.0:
-        # A token stays when those before it have less than top_p together; so the first always does.
-        reached = values.cumsum(0, dtype=torch.float64)
-        count = int((reached - values < draw.top_p * reached[-1]).sum())
-        mass[order[max(count, 1) :]] = 0
+def _truncate(shifted: torch.Tensor, mass: torch.Tensor, draws: Sequence[Draw]) -> dict[int, array[int]]:
+    """Zero the mass, in place, of what truncated rows leave out; return the kept ids that are wanted."""
+    cut = [row for row, draw in enumerate(draws) if draw.truncates]
+    if not cut:
+        return {}
+    if len(cut) == len(draws):
+        keep = kept_tokens(shifted, draws)
+        mass.masked_fill_(~keep, 0)
+    else:
+        keep = kept_tokens(shifted[cut], [draws[row] for row in cut])
+        mass[cut] = mass[cut].masked_fill_(~keep, 0)
+    wanted = [at for at, row in enumerate(cut) if draws[row].max_kept]
+    if not wanted:
+        return {}
+    if len(wanted) < len(cut):
+        keep = keep[wanted]
+    ids = keep.nonzero()[:, 1].int().cpu().split(keep.sum(-1).tolist())
+    return {cut[at]: array(TOKENS, each.numpy().tobytes()) for at, each in zip(wanted, ids, strict=True)}

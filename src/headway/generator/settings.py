@@ -31,8 +31,20 @@ class GeneratorSettings:
     )
     max_answer_tokens: int = setting(128, "Longest answer of one turn; the rollout loop asks for it.", ge=1)
     temperature: float = setting(1.0, "Sampling temperature of training rollouts; 0 is greedy.", ge=0)
-    top_p: float = setting(1.0, "Nucleus sampling; 1 is off. Training needs it off.", gt=0, le=1)
-    top_k: int = setting(0, "Sample among the k likeliest tokens; 0 is off. Training needs it off.", ge=0)
+    top_p: float = setting(
+        1.0, "Sample among the likeliest tokens that have so much probability together; 1 is off.", gt=0, le=1
+    )
+    top_k: int = setting(0, "Sample among the k likeliest tokens; 0 is off.", ge=0)
+    min_p: float = setting(
+        0.0, "Sample among tokens at least so many times as likely as the likeliest; 0 is off.", ge=0, le=1
+    )
+    max_kept_ids: int = setting(
+        1024,
+        "Most tokens that top_p, top_k and min_p leave to draw a training token from; where they leave more, "
+        "the likeliest so many. Their ids are recorded for the trainer, 4 bytes each: a token has at most "
+        "4 KiB at 1024, and 80 bytes with top_k = 20.",
+        ge=1,
+    )
     kv_on_update: Literal["keep", "recompute"] = setting(
         "recompute",
         "What becomes of running requests' KV when new weights arrive: recompute is exact and costs a "
@@ -46,6 +58,13 @@ class GeneratorSettings:
         ge=0,
     )
 
+    max_adapters: int = setting(
+        64,
+        "LoRA adapters that one replica may serve beside its weights; their memory is taken as they come.",
+        ge=1,
+    )
+    max_adapter_rank: int = setting(64, "Highest rank of an adapter that is taken.", ge=1)
+
     def problems(self) -> list[Problem]:
         """Return the rules between these settings that do not hold."""
         found: list[Problem] = []
@@ -56,6 +75,15 @@ class GeneratorSettings:
                     self.max_answer_tokens,
                     f"an answer leaves room for a prompt in max_context_tokens = {self.max_context_tokens}",
                     "Lower max_answer_tokens or raise max_context_tokens.",
+                )
+            )
+        if self.top_k > self.max_kept_ids:
+            found.append(
+                Problem(
+                    "top_k",
+                    self.top_k,
+                    f"ids that top_k keeps are recorded, at most max_kept_ids = {self.max_kept_ids} a token",
+                    "Lower top_k or raise max_kept_ids.",
                 )
             )
         return found

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 class Slots(Regions):
     """What requests and sessions do with the regions."""
 
-    def acquire(self, session: str, tokens: array[int], salt: Salt) -> Slot | None:
+    def acquire(self, session: str, tokens: array[int], salt: Salt, limit: int) -> Slot | None:
         """Return a slot for a request, with the part of its own session's KV that it can go on from.
 
-        None when every slot has a request that runs.
+        That is `limit` tokens at most. None when every slot has a request that runs.
         """
         idle = [each for each in self._slots() if not each.busy]
         slot = next((each for each in idle if each.session == session), None)
@@ -49,7 +49,7 @@ class Slots(Regions):
             slot = Slot(index)
             self._at[index] = slot
         else:
-            kept = min(_common(slot, tokens), len(tokens) - 1) if slot.holds(salt) else 0
+            kept = min(_common(slot, tokens), limit) if slot.holds(salt) else 0
             if kept < slot.start:
                 self._let_go(slot)
                 kept = 0
@@ -102,6 +102,16 @@ class Slots(Regions):
             for index, region in enumerate(self._at):
                 self.memory.trim(index, region.own if region else 0)
             self._broken = False
+
+    def forget(self, salt: Salt) -> None:
+        """Drop what is kept of a policy that is gone."""
+        for slot in list(self._slots()):
+            if slot.salt == salt and not slot.busy:
+                self.drop(slot)
+        for prefix in list(self._prefixes()):
+            if prefix.salt == salt:
+                prefix.salt = None
+                self._drop_unused(prefix)
 
     def routes_of(self, slot: Slot) -> torch.Tensor | None:
         """Return the experts of a slot's resident tokens, [tokens, expert layers, experts per token]."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.commands import RequestTask, StartRollout
+from headway.core.protocols import MAIN_POLICY
 from headway.queue import choice, concurrency, lost_steps
 from headway.queue.choice import Choice
 from headway.queue.context import Context, origin, rollout_seed
@@ -20,8 +21,6 @@ from headway.queue.state import Again, GroupState, RolloutState
 
 if TYPE_CHECKING:
     from headway.core.records import Purpose
-
-POLICY = "main"
 
 
 def ghosts(ctx: Context) -> int:
@@ -174,7 +173,7 @@ def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState, partia
             group=group.id,
             task_id=group.task_id,
             purpose=group.purpose,
-            policy=POLICY,
+            policy=MAIN_POLICY,
             seed=rollout_seed(ctx.settings.seed, origin(rollout.id), rollout.draws),
             temperature=ctx.settings.temperature if train else ctx.settings.eval.temperature,
             replica=group.replica,

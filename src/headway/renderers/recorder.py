@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+from headway.core.kept import Kept, grown
 from headway.core.records import (
     FLAGS,
     FLOATS,
@@ -40,8 +41,10 @@ class TurnRecorder:
         for name, stream in turn.streams.items():
             if stream.axis == "token" and stream.shape[0] != num_tokens:
                 raise ValueError(f"stream {name} must have a row for each of {num_tokens} tokens")
-        if turn.parent >= 0:
-            self.turns[turn.parent].streams = {}  # those of the branch so far come again with each turn
+        grown(None, 0, turn.streams, len(turn.token_ids))
+        if turn.parent >= 0:  # those of the branch so far come again with each turn
+            parent = self.turns[turn.parent]
+            parent.streams = {name: each for name, each in parent.streams.items() if each.axis != "token"}
         self.turns.append(turn)
         return len(self.turns) - 1
 
@@ -97,6 +100,7 @@ class TurnRecorder:
         logprobs: array[float] = array(FLOATS)
         spans: list[VersionSpan] = []
         turns: list[TurnSpan] = []
+        kept: Kept | None = None
         for at in path:
             turn = self.turns[at]
             counts = at not in trained
@@ -107,7 +111,11 @@ class TurnRecorder:
             logprobs.extend([0.0] * num_prompt)
             logprobs.extend(turn.logprobs if counts else [0.0] * num_sampled)
             if counts:
+                num_before = sum(span.num_tokens for span in turns)
+                kept = grown(kept, num_before, turn.streams, num_sampled)
                 spans += turn.spans
                 turns.append(TurnSpan(at, num_sampled))
-        temperature, streams = self.turns[path[0]].temperature, self.turns[path[-1]].streams
+        temperature, last = self.turns[path[0]].temperature, self.turns[path[-1]].streams
+        streams = {name: stream for name, stream in last.items() if stream.axis == "token"}
+        streams |= kept.streams() if kept else {}
         return TrainingSample(ids, trainable, logprobs, merge_spans(spans), temperature, streams, turns)

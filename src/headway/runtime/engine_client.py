@@ -125,6 +125,14 @@ class RemoteEngine:
         """Versions are the driver's business."""
         raise EngineError("an environment worker cannot change the weights")
 
+    async def load_adapter(self, policy: str, lineage: int, number: int, manifest: str, kv: str) -> float:
+        """Adapters are the driver's business too."""
+        raise EngineError("an environment worker cannot load adapters")
+
+    async def drop_adapter(self, policy: str) -> None:
+        """Adapters are the driver's business too."""
+        raise EngineError("an environment worker cannot drop adapters")
+
     def stats(self) -> EngineStats:
         """Return this worker's own share of the load."""
         return EngineStats(len(self._open), 0, 0.0, 0.0)

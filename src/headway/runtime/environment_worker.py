@@ -25,7 +25,7 @@ from headway.core.errors import EnvironmentSetupError
 from headway.core.events import CommandRefused, RolloutFailed, ScoreFailed, WorkerJoined
 from headway.core.payload import PayloadWriter
 from headway.core.protocols import EngineCapabilities, Environment
-from headway.core.records import ROUTED_EXPERTS, Message
+from headway.core.records import KEPT_IDS, ROUTED_EXPERTS, Message
 from headway.core.segments import segments
 from headway.environments.faults import blamed, describe_exception
 from headway.environments.generation import GenerationLimits
@@ -171,15 +171,16 @@ def check_levels(environments: Mapping[str, Environment], config: Config) -> Non
 def generation_limits(config: Config) -> GenerationLimits:
     """Return what bounds an answer."""
     settings = config.generator
-    return GenerationLimits(
-        settings.max_answer_tokens, settings.max_context_tokens, settings.top_p, settings.top_k
-    )
+    cut = settings.top_p, settings.top_k, settings.min_p
+    return GenerationLimits(settings.max_answer_tokens, settings.max_context_tokens, *cut)
 
 
 def streams_to_train(config: Config, model_dir: Path) -> tuple[str, ...]:
     """Return the streams that the trainer needs beside the tokens."""
     replays = config.trainer.replay_routing and read_shape(model_dir).experts is not None
-    return (ROUTED_EXPERTS,) if replays else ()
+    settings = config.generator
+    truncates = settings.top_p < 1 or settings.top_k > 0 or settings.min_p > 0
+    return (*[ROUTED_EXPERTS] * replays, *[KEPT_IDS] * truncates)
 
 
 def host_settings(config: Config) -> HostSettings:
@@ -199,7 +200,7 @@ def expected_capabilities(config: Config) -> EngineCapabilities:
     """Return what the embedded engine offers under this configuration."""
     settings = config.generator
     return EngineCapabilities(
-        settings.max_running, settings.max_context_tokens, "sampling", True, True, False
+        settings.max_running, settings.max_context_tokens, "sampling", True, True, False, True, True
     )
 
 

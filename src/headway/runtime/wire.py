@@ -27,11 +27,17 @@ _TAKEN_TRIES, _TAKEN_WAIT_S = 50, 0.1  # an address is taken until its last owne
 
 
 class Link:
-    """One end of a connection. `send` never waits; `receive` waits for the other end."""
+    """One end of a connection. `send` never waits; `receive` waits for the other end.
+
+    What one turn of the event loop sends leaves together: a system call wakes the other process, which costs
+    more than the message on a busy machine.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._unsent: list[bytes] = []
 
     @classmethod
     async def over(cls, end: socket.socket) -> Link:
@@ -44,7 +50,15 @@ class Link:
         if self._writer.is_closing():
             return
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        self._writer.write(len(data).to_bytes(_HEAD_BYTES, "little") + data)
+        if not self._unsent:
+            self._loop.call_soon(self._write)
+        self._unsent += (len(data).to_bytes(_HEAD_BYTES, "little"), data)
+
+    def _write(self) -> None:
+        data = b"".join(self._unsent)
+        self._unsent.clear()
+        if data and not self._writer.is_closing():
+            self._writer.write(data)
 
     async def receive(self) -> Message | None:
         """Return the next message, None once the other end is gone."""
@@ -56,13 +70,15 @@ class Link:
 
     async def flush(self) -> None:
         """Wait until what was sent has left this process."""
+        self._write()
         try:
             await self._writer.drain()
         except ConnectionError:
             return
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, once what was sent has left."""
+        self._write()
         self._writer.close()
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from headway.trainer.routing import common_routes, route_rows
+from headway.trainer.support import KeptIds, kept_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +56,7 @@ class PackedRow:
     routes: Tensor | None  # experts to send each position to, -1 for free, [s, expert layers, per token]
     members: tuple[int, ...]  # sequences in the order of their trained tokens
     lengths: tuple[int, ...]  # trained tokens of each member; sums to t
+    kept: KeptIds | None = None  # what the trained tokens were drawn from, where truncated
 
     def attention_mask(self, dtype: torch.dtype) -> Tensor:
         """Return the additive mask [1, 1, s, s]: 0 where attended, else the dtype's lowest number."""
@@ -173,6 +175,7 @@ def _lay_out(trees: Sequence[Tree], sequences: Sequence[TrainSequence]) -> Packe
         routes=_routes(trees, sequences),
         members=members,
         lengths=lengths,
+        kept=kept_ids([sequence.kept for sequence in chosen], lengths),
     )
 
 

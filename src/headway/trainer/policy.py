@@ -91,7 +91,7 @@ class TrainedPolicy:
         )
         hidden = output.last_hidden_state[0].index_select(0, row.predict_at)
         head = self._base.get_output_embeddings().weight
-        return token_logprobs(hidden, head, row.targets, row.temperatures)
+        return token_logprobs(hidden, head, row.targets, row.temperatures, row.kept)
 
     @contextlib.contextmanager
     def as_reference(self) -> Generator[None]:

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headway.algorithms.normaliser import Denominators, token_weight
 from headway.core.errors import HeadwayError
+from headway.core.kept import Kept
 from headway.core.payload import read_payload
 from headway.core.records import FLAGS, ROUTED_EXPERTS, Stream, TurnSpan, VersionSpan, merge_spans
+from headway.trainer.kept import check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +59,7 @@ class TrainSequence:
     weight: float  # of every trained token, from the normaliser and the row
     keep: Sequence[bool] | None = None  # what the loss's batch half said, [k]
     routes: Stream | None = None  # experts of each token, where they are replayed, [n, expert layers, k]
+    kept: Kept | None = None  # ids that each trained token was drawn from, where truncated, [k]
 
 
 def fetch_rows(rows: Sequence[Row], payload_dir: Path, vocab: int) -> list[FetchedRow]:
@@ -77,6 +80,7 @@ def fetch_rows(rows: Sequence[Row], payload_dir: Path, vocab: int) -> list[Fetch
             raise HeadwayError(f"rollout {row.rollout} must have at least one sample")
         for sample in samples:
             _check(sample, row, vocab)
+            check_kept(sample, row.rollout, vocab)
     fetched = [
         FetchedRow(
             row, [without_versions(sample, row.masked) for sample in samples] if row.masked else samples
@@ -106,7 +110,9 @@ def without_versions(sample: TrainingSample, masked: Sequence[tuple[int, int]]) 
         turns.append(TurnSpan(turn.turn, sum(keep[start : start + turn.num_tokens])))
         start += turn.num_tokens
     spans = merge_spans([span for span in sample.spans if (span.lineage, span.number) not in dropped])
-    return replace(sample, trainable=trainable, spans=spans, turns=turns)
+    kept = Kept.of(sample.streams)
+    streams = sample.streams | kept.only(keep).streams() if kept else sample.streams
+    return replace(sample, trainable=trainable, spans=spans, turns=turns, streams=streams)
 
 
 def count(fetched: Sequence[FetchedRow]) -> Denominators:
@@ -170,6 +176,7 @@ def build_sequences(
                     weight * row.weight,
                     keep[row.rollout][part] if keep else None,
                     sample.streams.get(ROUTED_EXPERTS),
+                    Kept.of(sample.streams),
                 )
             )
     return sequences

@@ -26,7 +26,7 @@ class StandInEngine:
 
     def capabilities(self) -> EngineCapabilities:
         """Return what the embedded engine would say."""
-        return EngineCapabilities(1, self._context, "sampling", True, True, False)
+        return EngineCapabilities(1, self._context, "sampling", True, True, False, True)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         """Yield one terminal chunk."""
@@ -63,6 +63,13 @@ class StandInEngine:
     async def apply(self, lineage: int, number: int, manifest: str, kv: str) -> float:
         """There are no weights."""
         return 0.0
+
+    async def load_adapter(self, policy: str, lineage: int, number: int, manifest: str, kv: str) -> float:
+        """There are no weights."""
+        return 0.0
+
+    async def drop_adapter(self, policy: str) -> None:
+        """There are no weights."""
 
     def stats(self) -> EngineStats:
         """Return no load."""
