@@ -45,6 +45,7 @@ class Fed(NamedTuple):
 
     tokens: array[int]  # the whole context; the KV of all but the last is resident
     served: Served
+    temperature: float = 1.0  # of sampling, 0 is greedy; an exact decoder's answer depends on it
     shared: Shared = ()
 
     @property

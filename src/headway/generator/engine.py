@@ -29,10 +29,12 @@ from headway.core.protocols import (
 from headway.core.records import ROUTED_EXPERTS
 from headway.generator.adapter_loading import AdapterLoading
 from headway.generator.decoder import Decoder
+from headway.generator.exact import ExactDecoder, draw_exact, shape_of_no_kv
 from headway.generator.kv import KvCache
 from headway.generator.live import Live, Mailbox
 from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
 from headway.generator.memory import Memory, room_for
+from headway.generator.packed import PackedWeights
 from headway.generator.packing import pack_weights, update_weights
 from headway.generator.places import Places
 from headway.generator.policies import Policies, Served
@@ -41,7 +43,7 @@ from headway.generator.streams import OFFERED
 
 if TYPE_CHECKING:
     from headway.core.records import FinishReason
-    from headway.generator.packed import PackedWeights
+    from headway.generator.exact import ForwardPass, Tensors
     from headway.generator.settings import GeneratorSettings
     from headway.models.shape import ModelShape
 
@@ -61,6 +63,8 @@ class EmbeddedEngine:
             names them. Called in a thread of its own.
         lineage: of the weights at the start.
         number: of the weights at the start.
+        exact: computes in the decoder's place, and reads weights; model_or_weights and read_weights are
+            not used then. It becomes this engine's.
         base_model: name or path of the model, which an adapter's is compared with.
 
     Raises ModelError when the weights do not fit the shape.
@@ -77,6 +81,7 @@ class EmbeddedEngine:
         read_weights: ReadWeights,
         lineage: int = 0,
         number: int = 0,
+        exact: ForwardPass | None = None,
         base_model: str = "",
     ) -> None:
         self._shape = shape
@@ -88,19 +93,25 @@ class EmbeddedEngine:
                 key="generator.max_context_tokens",
                 remedy="Lower it, or use a model with a longer context.",
             )
-        is_module = isinstance(model_or_weights, torch.nn.Module)
-        named = model_or_weights.state_dict() if is_module else model_or_weights
-        self._newest = pack_weights(self._shape, named.items())  # applied last, or about to be
-        device = self._newest.embed.device
+        self._exact = exact
+        self._newest: PackedWeights | Tensors  # applied last, or about to be
+        if exact is None:
+            is_module = isinstance(model_or_weights, torch.nn.Module)
+            named = model_or_weights.state_dict() if is_module else model_or_weights
+            packed = self._newest = pack_weights(self._shape, named.items())
+            decoder, held, device = Decoder(self._shape, packed, context), shape, packed.embed.device
+        else:
+            self._newest = {}
+            decoder, held, device = ExactDecoder(exact), shape_of_no_kv(shape), torch.device("cpu")
         room = room_for(
-            kv_bytes_per_token=shape.facts().kv_bytes_per_token(),
-            head_dim=shape.head_dim,
+            kv_bytes_per_token=held.facts().kv_bytes_per_token(),
+            head_dim=held.head_dim,
             max_context_tokens=context,
             max_running=settings.max_running,
             kv_cache_mb=settings.kv_cache_mb,
             device_type=device.type,
         )
-        cache = KvCache(self._shape, room.num_slots, context, device)
+        cache = KvCache(held, room.num_slots, context, device)
         memory = Memory(room.num_slots, room.num_blocks, cache.block_tokens, cache.give_back)
         slots = Slots(cache, memory, 2 * settings.max_running)
         self._settings = settings
@@ -111,7 +122,7 @@ class EmbeddedEngine:
         self._closed = False
         self._main = Served(MAIN_POLICY, lineage, number)
         self._loop = DecodeLoop(
-            Decoder(self._shape, self._newest, context),
+            decoder,
             cache,
             slots,
             Places(slots, settings.max_running),
@@ -120,8 +131,8 @@ class EmbeddedEngine:
             Policies(self._main),
             decode_text,
             min(room.num_blocks, settings.max_running * memory.blocks(context)),
+            None if exact is None else draw_exact,
         )
-        device = self._newest.embed.device
         self._adapters = AdapterLoading(self._loop, self._post_call, shape, settings, device, base_model)
         self._thread = threading.Thread(target=self._loop.run, name=f"engine-{replica}", daemon=True)
         self._thread.start()
@@ -137,10 +148,10 @@ class EmbeddedEngine:
             top_p=True,
             top_k=True,
             lora=True,  # merged by read_weights, or beside the weights by load_adapter
-            max_adapters=self._settings.max_adapters,
+            max_adapters=0 if self._exact else self._settings.max_adapters,
             max_adapter_rank=self._settings.max_adapter_rank,
             min_p=True,
-            kept_ids=True,
+            kept_ids=self._exact is None,
         )
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
@@ -200,6 +211,12 @@ class EmbeddedEngine:
 
     async def load_adapter(self, policy: str, lineage: int, number: int, manifest: str, kv: str) -> float:
         """Answer for a LoRA adapter under this name, or update it in place; see the contract."""
+        if self._exact is not None:
+            raise EngineError(
+                "an exact engine serves the trainer's policy alone, without adapters beside it",
+                value=policy,
+                remedy='Use generator.numerics = "fast"',
+            )
         async with self._changing(kv):
             return await self._adapters.load(policy, lineage, number, manifest, kv)
 
@@ -259,14 +276,18 @@ class EmbeddedEngine:
         if sampling.stop_strings and self._decode_text is None:
             return "stop strings need an engine that was given decode_text"
         offered = OFFERED | ({ROUTED_EXPERTS} if self._shape.experts else set[str]())
+        if self._exact is not None:
+            offered = set[str]()
         if unknown := sorted(set(request.streams) - offered):
-            return (
-                f"of this model there are the streams {', '.join(sorted(offered))}, not {', '.join(unknown)}"
-            )
+            there = ", ".join(sorted(offered)) or "none"
+            return f"of this model there are the streams {there}, not {', '.join(unknown)}"
         return ""
 
     @torch.inference_mode()
-    def _read(self, base: PackedWeights, manifest: str) -> PackedWeights:
+    def _read(self, base: PackedWeights | Tensors, manifest: str) -> PackedWeights | Tensors:
+        if self._exact is not None:
+            return self._exact.read(manifest)
+        assert isinstance(base, PackedWeights)
         return update_weights(self._shape, base, self._read_weights(manifest))
 
     async def _do(self, act: Callable[[], None]) -> None:

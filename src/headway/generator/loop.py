@@ -21,23 +21,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from headway.core.clock import stopwatch
 from headway.core.protocols import Chunk, EngineStats
 from headway.core.records import FLOATS, ROUTED_EXPERTS, TOKENS, FinishReason, Stream
 from headway.generator.decoder import Decoder, Fed, Piece
+from headway.generator.exact import ExactDecoder
 from headway.generator.kv import KvCache
 from headway.generator.live import Live
 from headway.generator.places import Places
 from headway.generator.policies import Policies, Served
 from headway.generator.prompts import next_chunk
 from headway.generator.rebuilds import Rebuilds
-from headway.generator.sampling import draw_tokens
+from headway.generator.sampling import Draw, Drawn, draw_tokens
 from headway.generator.slots import Slots
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from headway.generator.adapters import AdapterWeights
+    from headway.generator.exact import Tensors
     from headway.generator.packed import PackedWeights
 
 _RATE_STEPS = 32  # decode steps that the tokens/s of the stats look back over
@@ -63,7 +67,7 @@ class LoopLimits:
 class DecodeLoop:
     """State of the decode loop. All methods but `post` and `stop` run in its thread."""
 
-    decoder: Decoder
+    decoder: Decoder | ExactDecoder
     cache: KvCache
     slots: Slots
     places: Places
@@ -72,6 +76,7 @@ class DecodeLoop:
     policies: Policies
     decode_text: Callable[[Sequence[int]], str] | None
     full_blocks: int  # of KV, when all that may run is as long as it may be, or when the cap is reached
+    draw: Callable[[Tensor, Sequence[Draw]], Drawn] | None = None  # of an exact decoder
     stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0.0, 0.0))
     failure: str = ""  # traceback of what ended the thread
     _ended: tuple[FinishReason, str] | None = None
@@ -165,10 +170,12 @@ class DecodeLoop:
             if wanted is None or live.request.request_id in wanted:
                 self._finish(live, "aborted", "")
 
-    def swap(self, weights: PackedWeights, lineage: int, number: int, kv: str, done: Future[float]) -> None:
+    def swap(
+        self, weights: PackedWeights | Tensors, lineage: int, number: int, kv: str, done: Future[float]
+    ) -> None:
         """Go on with other weights; `done` gets the seconds without decoding once all KV is as asked."""
         began = stopwatch()
-        self.decoder.weights = weights
+        self.decoder.weights = weights  # pyright: ignore - the engine read them for its decoder
         self._renew(self.policies.main, lineage, number, kv, began, done)
 
     def load_adapter(
@@ -255,7 +262,7 @@ class DecodeLoop:
         for live in ready:
             live.enter("decode", began)
         logits = self.decoder.decode([_fed(live) for live in ready], self.cache)
-        drawn = draw_tokens(logits, [live.draw() for live in ready])
+        drawn = (self.draw or draw_tokens)(logits, [live.draw() for live in ready])
         for row, (live, token, logprob) in enumerate(
             zip(ready, drawn.token_ids, drawn.logprobs, strict=True)
         ):
@@ -320,4 +327,4 @@ def refusal_chunk(reason: FinishReason, message: str, replica: str) -> Chunk:
 
 def _fed(live: Live) -> Fed:
     assert live.slot is not None
-    return Fed(live.tokens, live.served, live.slot.parts)
+    return Fed(live.tokens, live.served, live.request.sampling.temperature, live.slot.parts)

@@ -25,6 +25,8 @@ Generator, each replica
                   layer apart from a tied embedding
     update        4 U: the tensors that a version replaces, while both are there (U: linear layers, or all)
     decoding      4 * 4 * max_running * V: logits and what is drawn from
+    With numerics = "exact" it is a trainer that only computes forward: the trainer's program, 4 P and 4 T for
+    LoRA factors, an update of 4 T, a chunk of the output layer and 4 * max_running * V of what is drawn from.
     KV            slots * max_context_tokens * kv_bytes_per_token; slots are as many as rollouts are in
                   flight, at most 2 * max_running. The memory is taken as it is needed, at most
                   generator.kv_cache_mb where that is set.
@@ -183,6 +185,8 @@ def _activation_bytes(facts: ModelFacts, settings: TrainerSettings, num_tokens: 
 
 def _generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
     settings = config.generator
+    if settings.numerics == "exact":
+        return _exact_generator(facts, config, name)
     embedding = facts.vocab * facts.hidden
     packed = facts.matrix_params + embedding  # of a tied embedding the output layer is a copy
     query, key = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
@@ -200,4 +204,16 @@ def _generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
         Part(name, "update", F32 * changed),
         Part(name, "decoding", 4 * F32 * settings.max_running * facts.vocab),
         Part(name, "KV", kv, is_limit=True),
+    ]
+
+
+def _exact_generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
+    trained = trained_params(facts, config)
+    added = 0 if config.trainer.full else trained
+    rows = 3 * _CHUNK_TOKENS + 4 * config.generator.max_running
+    return [
+        Part(name, "program", _TRAINER_PROGRAM),
+        Part(name, "weights", F32 * (facts.num_params + added)),
+        Part(name, "update", F32 * trained),
+        Part(name, "decoding", F32 * rows * facts.vocab + F32 * config.generator.max_context_tokens**2),
     ]

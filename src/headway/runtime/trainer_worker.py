@@ -35,6 +35,7 @@ from headway.core.events import (
     VersionPublished,
     WorkerJoined,
 )
+from headway.runtime.agreement import disagreement
 from headway.runtime.job import Job, checkpoint_dir, payload_dir, weights_dir
 from headway.trainer.checkpoints import checkpoint_path, num_bytes
 
@@ -93,6 +94,7 @@ class Desk:
         self._lineage = job.lineage
         self._saved: int | None = None  # newest checkpoint of this process
         self._writing: Future[Event] | None = None
+        self._told_mismatch = False
         if job.checkpoint is not None:
             self._go_on_from(job.checkpoint)
 
@@ -106,7 +108,12 @@ class Desk:
         began = stopwatch()
         match command:
             case Train():
-                return take_step(self.trainer, command)
+                ended = take_step(self.trainer, command)
+                exact = self._job.config.generator.numerics == "exact"
+                if not self._told_mismatch and (text := disagreement(ended.metrics, exact=exact)):
+                    self._told_mismatch = True
+                    self._notice(Noticed("mismatch", text))
+                return ended
             case Publish():
                 manifest, size = self._publish(command)
                 publish_s = stopwatch() - began
@@ -195,4 +202,5 @@ def build_trainer(job: Job) -> Trainer:
         seed=config.run.seed,
         keep_checkpoints=config.checkpoint.keep,
         keep_every_steps=config.checkpoint.keep_every_steps,
+        exact_context_tokens=config.generator.exact_context_tokens,
     )

@@ -17,6 +17,7 @@ from headway.core.storage import size
 from headway.telemetry.disk import KINDS
 from headway.telemetry.driver import OVERHEAD_TARGET
 from headway.telemetry.ledger import FATES, KEPT
+from headway.telemetry.mismatch import LARGE, REMEDY
 from headway.telemetry.pruning import SOURCES
 from headway.telemetry.report_tasks import acceptance_line, oversampling_lines, task_lines
 from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds, sparkline
@@ -188,6 +189,8 @@ def _trainer(summary: Summary) -> list[RenderableType]:
             f"{figures(mean['mean'])} nats on average, at most {figures(most['max'])}"
         )
         parts.append(Text(text))
+        if mean["max"] > LARGE:
+            parts.append(Text(f"that is much, up to {figures(mean['max'])} in a step's mean: {REMEDY}"))
     skipped = summary.get("rl.loss.nonfinite")
     if skipped is not None and skipped["mean"]:
         parts.append(Text(f"{percent(skipped['mean'], 1)} of the steps were skipped: not finite"))

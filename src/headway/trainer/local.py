@@ -17,6 +17,7 @@ from headway.core.errors import HeadwayError
 from headway.core.protocols import StepResult
 from headway.core.storage import disk_full, is_full, no_room
 from headway.trainer import checkpoints
+from headway.trainer.exact import ExactPolicy
 from headway.trainer.passes import Passes, Version
 from headway.trainer.policy import TrainedPolicy
 from headway.trainer.routing import check_routes
@@ -55,6 +56,7 @@ class LocalTrainer:
         seed: of the LoRA factors' first values.
         keep_checkpoints: newest checkpoints that stay.
         keep_every_steps: checkpoints of a multiple of this stay too, 0 for none.
+        exact_context_tokens: compute as an exact generator of this context does (`exact`); 0 for packed rows.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class LocalTrainer:
         seed: int = 0,
         keep_checkpoints: int = 3,
         keep_every_steps: int = 0,
+        exact_context_tokens: int = 0,
     ) -> None:
         self._threads = settings.threads
         self._take_threads()
@@ -78,7 +81,11 @@ class LocalTrainer:
         self._checkpoint_dir = checkpoint_dir
         self._keep_checkpoints = keep_checkpoints
         self._keep_every_steps = keep_every_steps
-        self._policy = TrainedPolicy(_loaded(model), settings, seed)
+        self._policy = (
+            ExactPolicy(_loaded(model), settings, seed, exact_context_tokens)
+            if exact_context_tokens
+            else TrainedPolicy(_loaded(model), settings, seed)
+        )
         if algorithm.kl_coef > 0:
             with self._policy.as_reference():  # a reference that is not there is found out now
                 pass

@@ -16,7 +16,7 @@ from headway.algorithms.corrections import load_correction
 from headway.algorithms.losses import load_loss
 from headway.algorithms.losses.apply import LossInputs, apply_loss
 from headway.trainer.batch_wide import BatchWide, batch_advantages, kept_tokens
-from headway.trainer.packing import num_positions, pack
+from headway.trainer.packing import num_positions
 from headway.trainer.sequences import build_sequences, count
 from headway.trainer.sums import BatchSums
 
@@ -86,7 +86,7 @@ class Passes:
         """Add the gradient of a part of a batch to the parameters' own."""
         sequences = self._sequences(fetched, wide, version)
         sums = BatchSums(num_unshared_tokens=sum(map(num_positions, sequences)))
-        for row in pack(sequences, self._settings.micro_batch_tokens):
+        for row in self._policy.rows(sequences):
             self._before_each()
             reference = self._reference_logprobs(row)
             logp, entropy = self._policy.logprobs(row)
@@ -120,7 +120,7 @@ class Passes:
     def _logprobs(self, sequences: Sequence[TrainSequence]) -> list[Tensor]:
         found: dict[int, Tensor] = {}
         with torch.no_grad():
-            for row in pack(sequences, self._settings.micro_batch_tokens):
+            for row in self._policy.rows(sequences):
                 self._before_each()
                 logp, _ = self._policy.logprobs(row)
                 found |= dict(zip(row.members, logp.split(row.lengths), strict=True))

@@ -19,16 +19,18 @@ from headway.core.errors import HeadwayError, UserError
 from headway.models.experts import unfused
 from headway.models.shape import model_shape
 from headway.trainer.logprobs import token_logprobs
+from headway.trainer.packing import pack
 from headway.trainer.routing import RoutingReplay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
     from torch import Tensor
     from transformers import PreTrainedModel
 
     from headway.trainer.packing import PackedRow
+    from headway.trainer.sequences import TrainSequence
     from headway.trainer.settings import TrainerSettings
 
 _ADAPTER = "adapter"
@@ -79,6 +81,10 @@ class TrainedPolicy:
     def trainable(self) -> dict[str, Tensor]:
         """Return the parameters that the optimizer moves, by name; tied ones once."""
         return {name: p for name, p in self._base.named_parameters() if p.requires_grad}
+
+    def rows(self, sequences: Sequence[TrainSequence]) -> list[PackedRow]:
+        """Return the forward passes that these sequences take."""
+        return pack(sequences, self._settings.micro_batch_tokens)
 
     def logprobs(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         """Return log-probs (differentiable) and entropies of a row's t trained tokens, nats, both [t]."""
