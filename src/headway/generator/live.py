@@ -87,9 +87,14 @@ class Live:
         return Draw(sampling.temperature, sampling.top_p, sampling.top_k, at, sampling.min_p, *wants)
 
     def enter(self, phase: Phase, now: float) -> None:
-        """Count the time until now for the phase that ends."""
+        """Count the time until now for the phase that ends, if it is another."""
+        if phase != self._phase:
+            self._count(now)
+            self._phase = phase
+
+    def _count(self, now: float) -> None:
         self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._since
-        self._phase, self._since = phase, now
+        self._since = now
 
     def take(self, token: int, logprob: float) -> None:
         """Append a sampled token; its KV is not there yet."""
@@ -132,7 +137,7 @@ class Live:
             tokens, logprobs = self.tokens[first:], self.logprobs[start:]
             self.send(Chunk(tokens, logprobs, spans, replica=replica, streams=self.extra.flush()))
             return
-        self.enter(self._phase, stopwatch())
+        self._count(stopwatch())
         self.send(
             Chunk(
                 self.tokens[first:],

@@ -82,7 +82,10 @@ class Places:
         left = list(wants)
         while left:
             slots = [(live.slot, more) for live, more in left if live.slot is not None]
-            if self._slots.reserve(self._slots.lacking(slots)):
+            lacking = self._slots.lacking(slots)
+            if not lacking:
+                break
+            if self._slots.reserve(lacking):
                 for slot, more in slots:
                     self._slots.memory.take(slot.index, slot.own + more)
                 break

@@ -44,7 +44,7 @@ class Region:
     @property
     def start(self) -> int:
         """Tokens before the first that this slot holds itself."""
-        return sum(part.num_tokens for part in self.shared)
+        return sum([part.num_tokens for part in self.shared]) if self.shared else 0
 
     @property
     def own(self) -> int:

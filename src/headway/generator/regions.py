@@ -54,18 +54,21 @@ class Regions:
 
     def lacking(self, wants: Iterable[tuple[Slot, int]]) -> int:
         """Return how many blocks are missing for so many more tokens in each of these slots."""
-        return sum(self.memory.lacking(slot.index, slot.own + more) for slot, more in wants)
+        lacking = self.memory.lacking
+        return sum([lacking(slot.index, slot.own + more) for slot, more in wants])
 
     def shared_blocks(self) -> int:
         """Return the blocks of the prefixes that running requests begin with."""
-        parts = [part for slot in self._slots() if slot.busy for part in slot.shared]
-        prefixes = {id(part.prefix): part.prefix for part in parts}
-        return sum(self.memory.blocks(prefix.own) for prefix in prefixes.values())
+        return self._blocks_of_prefixes([slot for slot in self._slots() if slot.busy])
 
     def blocks_in_use(self) -> int:
         """Return the blocks that hold what running requests attend to."""
-        own = sum(self.memory.blocks(slot.own) for slot in self._slots() if slot.busy)
-        return own + self.shared_blocks()
+        busy = [slot for slot in self._slots() if slot.busy]
+        return sum([self.memory.blocks(slot.own) for slot in busy]) + self._blocks_of_prefixes(busy)
+
+    def _blocks_of_prefixes(self, busy: Sequence[Slot]) -> int:
+        prefixes = {id(part.prefix): part.prefix for slot in busy if slot.shared for part in slot.shared}
+        return sum([self.memory.blocks(prefix.own) for prefix in prefixes.values()])
 
     def _share(self, parts: Sequence[Part]) -> None:
         for part in parts:
@@ -127,11 +130,11 @@ class Regions:
         idle += [prefix for prefix in self._prefixes() if not prefix.num_holders]
         return min((each for each in idle if each is not keep), key=_last_use, default=None)
 
-    def _slots(self) -> Iterable[Slot]:
-        return (each for each in self._at if isinstance(each, Slot))
+    def _slots(self) -> list[Slot]:
+        return [each for each in self._at if isinstance(each, Slot)]
 
-    def _prefixes(self) -> Iterable[Prefix]:
-        return (each for each in self._at if isinstance(each, Prefix))
+    def _prefixes(self) -> list[Prefix]:
+        return [each for each in self._at if isinstance(each, Prefix)]
 
     def _tick(self) -> int:
         self._uses += 1

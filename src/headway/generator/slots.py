@@ -38,10 +38,11 @@ class Slots(Regions):
 
         That is `limit` tokens at most. None when every slot has a request that runs.
         """
-        idle = [each for each in self._slots() if not each.busy]
+        slots = self._slots()
+        idle = [each for each in slots if not each.busy]
         slot = next((each for each in idle if each.session == session), None)
         if slot is None:
-            if idle and sum(1 for _ in self._slots()) >= self._max_slots:
+            if idle and len(slots) >= self._max_slots:
                 self.drop(min(idle, key=lambda each: each.used_at))
             index = self._take_index(None)
             if index is None:
@@ -75,7 +76,7 @@ class Slots(Regions):
 
     def end_session(self, session: str) -> None:
         """Free what is kept for a session; a request that still runs keeps its slot until it ends."""
-        for slot in list(self._slots()):
+        for slot in self._slots():
             if slot.session == session:
                 slot.session = None
                 if not slot.busy:
@@ -86,7 +87,7 @@ class Slots(Regions):
 
         What they keep is a mixture of versions from then on, and no other request's.
         """
-        for slot in list(self._slots()):
+        for slot in self._slots():
             if slot.salt == old:
                 slot.salt, slot.hoped = new, 0
                 slot.is_mixed = keep and slot.busy and slot.resident > 0
@@ -94,7 +95,7 @@ class Slots(Regions):
                     self._let_go(slot)
                 if not slot.busy:
                     self.drop(slot)
-        for prefix in list(self._prefixes()):
+        for prefix in self._prefixes():
             if prefix.salt == old:
                 prefix.salt = None
                 self._drop_unused(prefix)
@@ -105,10 +106,10 @@ class Slots(Regions):
 
     def forget(self, salt: Salt) -> None:
         """Drop what is kept of a policy that is gone."""
-        for slot in list(self._slots()):
+        for slot in self._slots():
             if slot.salt == salt and not slot.busy:
                 self.drop(slot)
-        for prefix in list(self._prefixes()):
+        for prefix in self._prefixes():
             if prefix.salt == salt:
                 prefix.salt = None
                 self._drop_unused(prefix)
