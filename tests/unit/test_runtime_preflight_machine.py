@@ -100,6 +100,13 @@ def test_the_estimate_of_a_step_is_near_what_it_took(checkpoint, overrides, meas
     assert size / MIB == pytest.approx(measured, rel=0.15)
 
 
+def test_each_further_rank_takes_what_the_trainer_takes_without_its_checkpoints(checkpoint):
+    config = subject(checkpoint, "trainer.ranks=3").config
+    sizes = estimate_memory(SMOLLM2, config).processes
+    further = sizes["trainer"] - checkpoint_bytes(SMOLLM2, config)
+    assert sizes["trainer rank 1"] == sizes["trainer rank 2"] == further
+
+
 def test_sizes_follow_from_the_parameters(checkpoint):
     full = subject(checkpoint, "trainer.full=true").config
     assert checkpoint_bytes(SMOLLM2, full) == 12 * SMOLLM2.num_params

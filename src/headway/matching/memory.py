@@ -18,7 +18,9 @@ Trainer
                   that activations leave free, and the allocator gives those back late (measured)
     logits        3 * 4 * 256 V: a chunk of the output layer (trainer/logprobs.py), and 4 V h more for its
                   gradient when it is trained
-    checkpoint    12 T: the copy that is written while training goes on
+    checkpoint    12 T: the copy that is written while training goes on; rank 0 alone has it
+    Other ranks (trainer.ranks) take what rank 0 takes, the checkpoint apart; 4 T more of each are there for
+    a moment, while gradients are summed, when the activations are gone.
 Generator, each replica
     program       Python and torch: measured
     weights       4 P as loaded, which adapters are added to, and as many packed for decoding, the output
@@ -100,7 +102,12 @@ class MemoryEstimate:
 
 def estimate_memory(facts: ModelFacts, config: Config, *, needs_sandbox: bool = True) -> MemoryEstimate:
     """Return what a run of this model under these settings takes."""
-    parts = [*_trainer(facts, config)]
+    parts = [
+        *_trainer(facts, config, "trainer"),
+        Part("trainer", "checkpoint", checkpoint_bytes(facts, config)),
+    ]
+    for rank in range(1, config.trainer.ranks):
+        parts += _trainer(facts, config, f"trainer rank {rank}")
     for index in range(config.generator.replicas):
         parts += _generator(facts, config, f"generator{index}")
     in_flight = rollouts_in_flight(config)
@@ -148,7 +155,7 @@ def rollouts_in_flight(config: Config) -> int:
     return train + evaluated
 
 
-def _trainer(facts: ModelFacts, config: Config) -> list[Part]:
+def _trainer(facts: ModelFacts, config: Config, name: str) -> list[Part]:
     settings, trained = config.trainer, trained_params(facts, config)
     added = 0 if settings.full else trained
     most = config.queue.batch_size * config.generator.max_context_tokens
@@ -157,7 +164,6 @@ def _trainer(facts: ModelFacts, config: Config) -> list[Part]:
     logits = 3 * F32 * _CHUNK_TOKENS * facts.vocab
     if settings.full:
         logits += F32 * facts.vocab * facts.hidden
-    name = "trainer"
     return [
         Part(name, "program", _TRAINER_PROGRAM),
         Part(name, "weights", F32 * (facts.num_params + added)),
@@ -165,7 +171,6 @@ def _trainer(facts: ModelFacts, config: Config) -> list[Part]:
         Part(name, "activations", _activation_bytes(facts, settings, row)),
         Part(name, "gradients", max(F32 * trained, int(_FREE_SHARE * kept))),
         Part(name, "logits", logits),
-        Part(name, "checkpoint", checkpoint_bytes(facts, config)),
     ]
 
 

@@ -304,7 +304,7 @@ class RunMetrics:
 
     def _step_ended(self, t: float, event: events.StepEnded) -> None:
         flops = self.facts.train_flops(event.num_tokens, self.steps.sequence_tokens())
-        self.window.step_ended(t, event.compute_s)
+        self.window.step_ended(t, event.compute_s, event.gathered_s)
         self.steps.step_ended(t, event, flops)
         self.depth.step_ended()
 

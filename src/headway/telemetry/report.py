@@ -161,6 +161,8 @@ def _rates(summary: Summary) -> list[RenderableType]:
         f"Rollouts a second: {number(made, 2)} made ({accepted} accepted), {number(used, 2)} used while it "
         f"computes, {number(summary['rl.consumption.wall_samples_per_s'], 2)} used in all.",
     ]
+    if streamed := summary["rl.trainer.streamed_fraction"]:
+        lines.append(f"Of its computing {percent(streamed)} was done before a batch was complete.")
     every, signal = summary["rl.queue.depth.all"], summary["rl.queue.depth.signal"]
     lines.append(
         f"Groups on their way: {number(every['mean'], 1)} (at most {number(every['max'], 0)}); waiting with "

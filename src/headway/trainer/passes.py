@@ -64,8 +64,23 @@ class Passes:
         self._correction = load_correction(algorithm)
         self._before_each = before_each
 
-    def batch_wide(self, fetched: Sequence[FetchedRow], version: Version) -> BatchWide:
-        """Return what only a whole batch tells; `fetched` is the whole of it."""
+    @property
+    def needs_whole_batch(self) -> str | None:
+        """Return the setting whose batch half needs the whole batch before any gradient, None without one."""
+        if self._advantage.batch is not None:
+            return f"algorithm.advantage = {self._algorithm.advantage}"
+        return None if self._loss.batch is None else f"algorithm.loss = {self._algorithm.loss}"
+
+    def batch_wide(
+        self,
+        fetched: Sequence[FetchedRow],
+        version: Version,
+        logprobs: Callable[[Sequence[FetchedRow]], Sequence[Sequence[Tensor]]],
+    ) -> BatchWide:
+        """Return what only a whole batch tells; `fetched` is the whole of it.
+
+        `logprobs` gives those of the trained tokens of each row and sample, for a loss that needs them.
+        """
         wide = BatchWide(count(fetched))
         if self._advantage.batch is not None:
             sequences = self._sequences(fetched, wide, version)
@@ -73,7 +88,7 @@ class Passes:
             wide = replace(wide, advantages=found)
         if self._loss.batch is not None:
             sequences = self._sequences(fetched, wide, version)
-            logps, anchored = self._logprobs(sequences), self._correction is None
+            logps, anchored = [logp for row in logprobs(fetched) for logp in row], self._correction is None
             kept = kept_tokens(self._loss.batch, fetched, sequences, logps, anchored, self._algorithm)
             wide = replace(wide, keep=kept)
         return wide
