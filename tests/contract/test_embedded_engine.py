@@ -123,7 +123,7 @@ class Hold:
 
     def state(self):
         loop = self.engine._loop
-        return loop.policies.main.number, len(loop._running)
+        return loop.policies.main.number, len(loop.places.running)
 
     def arm(self):
         self.armed_at = self.state()

@@ -58,6 +58,14 @@ def test_a_context_that_the_model_was_not_made_for(checkpoint):
     )
 
 
+def test_a_cap_on_kv_that_is_too_small_for_one_request(checkpoint):
+    edit(checkpoint, "config.json", max_position_embeddings=4096)
+    changed = subject(checkpoint, "generator.max_context_tokens=4096", "generator.kv_cache_mb=1")
+    finding = only(found(changed, "model"), "error")
+    assert "which takes 6291456 bytes" in finding.text
+    assert finding.place == "command line: generator.kv_cache_mb"
+
+
 def test_lora_targets_that_the_model_does_not_have(checkpoint):
     assert found(subject(checkpoint, "trainer.lora_targets=q_proj, up_proj"), "model")[0].level == "ok"
     finding = found(subject(checkpoint, "trainer.lora_targets=q_proj,wq"), "model")[0]

@@ -71,6 +71,7 @@ class ReplicaChanged:
     num_waiting: int
     kv_used_fraction: float
     tokens_per_s: float
+    num_preemptions: int = 0  # of running requests for want of KV or for a higher priority, since it joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ class EngineStats:
     num_waiting: int
     kv_used_fraction: float
     tokens_per_s: float
+    num_preemptions: int = 0  # running requests that gave way, since the start
     num_adapters: int = 0
     adapter_bytes: int = 0  # memory that they take
 

@@ -3,8 +3,8 @@
 Consumes: requests from any number of asyncio consumers. Each is handed to the decode loop's thread (see
 `loop`) and waits for chunks; the thread sends a terminal one whatever happens, which unblocks it.
 
-Left out: adapters beside weights that `apply` changed (see `adapter_loading`), preemption of running
-requests. GPU tensors should work and are not tested.
+Left out: adapters beside weights that `apply` changed (see `adapter_loading`). GPU tensors should work and
+are not tested.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from headway.generator.exact import ExactDecoder, draw_exact, shape_of_no_kv
 from headway.generator.kv import KvCache
 from headway.generator.live import Live, Mailbox
 from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
+from headway.generator.memory import Memory, room_for
 from headway.generator.packed import PackedWeights
 from headway.generator.packing import pack_weights, update_weights
+from headway.generator.places import Places
 from headway.generator.policies import Policies, Served
 from headway.generator.slots import Slots
 from headway.generator.streams import OFFERED
@@ -93,17 +95,25 @@ class EmbeddedEngine:
             )
         self._exact = exact
         self._newest: PackedWeights | Tensors  # applied last, or about to be
-        num_slots = 2 * settings.max_running
         if exact is None:
             is_module = isinstance(model_or_weights, torch.nn.Module)
             named = model_or_weights.state_dict() if is_module else model_or_weights
             packed = self._newest = pack_weights(self._shape, named.items())
-            decoder = Decoder(self._shape, packed, context)
-            cache = KvCache(self._shape, num_slots, context, packed.embed.device)
+            decoder, held, device = Decoder(self._shape, packed, context), shape, packed.embed.device
         else:
             self._newest = {}
-            decoder = ExactDecoder(exact)
-            cache = KvCache(shape_of_no_kv(shape), num_slots, context, torch.device("cpu"))
+            decoder, held, device = ExactDecoder(exact), shape_of_no_kv(shape), torch.device("cpu")
+        room = room_for(
+            kv_bytes_per_token=held.facts().kv_bytes_per_token(),
+            head_dim=held.head_dim,
+            max_context_tokens=context,
+            max_running=settings.max_running,
+            kv_cache_mb=settings.kv_cache_mb,
+            device_type=device.type,
+        )
+        cache = KvCache(held, room.num_slots, context, device)
+        memory = Memory(room.num_slots, room.num_blocks, cache.block_tokens, cache.give_back)
+        slots = Slots(cache, memory, 2 * settings.max_running)
         self._settings = settings
         self._replica = replica
         self._decode_text = decode_text
@@ -114,15 +124,15 @@ class EmbeddedEngine:
         self._loop = DecodeLoop(
             decoder,
             cache,
-            Slots(cache, num_slots),
-            LoopLimits(settings.max_running, settings.prefill_chunk_tokens, settings.chunk_tokens),
+            slots,
+            Places(slots, settings.max_running),
+            LoopLimits(settings.prefill_chunk_tokens, settings.chunk_tokens),
             replica,
             Policies(self._main),
             decode_text,
-            context,
+            min(room.num_blocks, settings.max_running * memory.blocks(context)),
             None if exact is None else draw_exact,
         )
-        device = torch.device("cpu") if exact else packed.embed.device
         self._adapters = AdapterLoading(self._loop, self._post_call, shape, settings, device, base_model)
         self._thread = threading.Thread(target=self._loop.run, name=f"engine-{replica}", daemon=True)
         self._thread.start()

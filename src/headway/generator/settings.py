@@ -22,6 +22,13 @@ class GeneratorSettings:
         32, "Requests decoded together. As many again may keep their KV between turns.", ge=1
     )
     max_context_tokens: int = setting(512, "Longest context of one request: prompt and answer.", ge=2)
+    kv_cache_mb: int = setting(
+        0,
+        "Cap on the KV of each replica, in MiB: requests, kept sessions and shared prompts. When it is "
+        "reached, idle KV goes first, then the last request gives way and is computed anew. 0 is enough for "
+        "2 * max_running whole contexts.",
+        ge=0,
+    )
     max_answer_tokens: int = setting(128, "Longest answer of one turn; the rollout loop asks for it.", ge=1)
     temperature: float = setting(1.0, "Sampling temperature of training rollouts; 0 is greedy.", ge=0)
     top_p: float = setting(

@@ -30,7 +30,8 @@ Generator, each replica
     With numerics = "exact" it is a trainer that only computes forward: the trainer's program, 4 P and 4 T for
     LoRA factors, an update of 4 T, a chunk of the output layer and 4 * max_running * V of what is drawn from.
     KV            slots * max_context_tokens * kv_bytes_per_token; slots are as many as rollouts are in
-                  flight, at most 2 * max_running. The memory is taken slot by slot.
+                  flight, at most 2 * max_running. The memory is taken as it is needed, at most
+                  generator.kv_cache_mb where that is set.
 Others
     driver and environment workers: measured; what an environment's own data take is not known
     handed over   5 versions of 4 T in /dev/shm
@@ -200,6 +201,8 @@ def _generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
         changed = attention if facts.num_expert_layers else facts.matrix_params - embedding
     slots = min(2 * settings.max_running, -(-rollouts_in_flight(config) // settings.replicas))
     kv = slots * settings.max_context_tokens * facts.kv_bytes_per_token(F32)
+    if settings.kv_cache_mb:
+        kv = min(kv, settings.kv_cache_mb * MIB)
     return [
         Part(name, "program", _GENERATOR_PROGRAM),
         Part(name, "weights", F32 * (facts.num_params + packed)),

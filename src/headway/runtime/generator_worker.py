@@ -124,6 +124,7 @@ async def _tell_load(engine: Engine, job: Job, link: Link) -> None:
                 load.num_waiting,
                 load.kv_used_fraction,
                 load.tokens_per_s,
+                load.num_preemptions,
             ),
         )
 

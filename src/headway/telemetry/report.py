@@ -222,6 +222,13 @@ def _latency(summary: Summary) -> list[RenderableType]:
                 f"average, p90 {number(straggler['p90'], 2)}, at most {number(straggler['max'], 2)}"
             )
         )
+    if summary["rl.generator.preemptions"]:
+        parts.append(
+            Text(
+                f"running requests gave way {summary['rl.generator.preemptions']:,} times and were computed "
+                "anew: raise generator.kv_cache_mb, or lower generator.max_running"
+            )
+        )
     errors = summary["rl.sandbox.error_fraction"]
     if errors is not None:
         parts.append(Text(f"sandboxes lost: {percent(errors, 1)}"))

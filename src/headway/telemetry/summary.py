@@ -95,6 +95,7 @@ def _rates(metrics: RunMetrics) -> dict[str, Any]:
         "rl.queue.depth.signal": metrics.depth.signal.summary(),
         "rl.queue.refills": metrics.num_refills,
         "rl.concurrency.limit": metrics.concurrency.summary(),
+        "rl.generator.preemptions": sum(metrics.preemptions.values()),
         "rl.concurrency.hard_trims": metrics.num_hard_trims,
         "rl.guard.alarms": dict(sorted(metrics.guard_alarms.items())),
     }
