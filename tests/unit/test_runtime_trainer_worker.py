@@ -169,7 +169,7 @@ def test_a_checkpoint_that_has_no_room_leaves_the_one_before_and_comes_once_ther
     checkpoints = small_disk / "checkpoints"
     with ThreadPoolExecutor(1) as writer:
         desk = Desk(job, writer)
-        desk.trainer._checkpoint_dir = checkpoints
+        desk.trainer._keeping.directory = checkpoints
         steps(desk, train, [1])
         done = obey(desk, Checkpoint(1))
         assert done.num_bytes == sum(p.stat().st_size for p in Path(done.path).rglob("*") if p.is_file())

@@ -10,30 +10,28 @@ Invariant: a call that raises leaves the gradient that the others added as it wa
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from safetensors import SafetensorError
 
 from headway.core.errors import HeadwayError, UserError
 from headway.core.protocols import StepResult
-from headway.core.storage import disk_full, is_full, no_room
-from headway.trainer import checkpoints
 from headway.trainer.batch_wide import BatchWide
 from headway.trainer.exact import ExactPolicy
 from headway.trainer.gathered import Gathered
+from headway.trainer.keeping import Keeping
 from headway.trainer.passes import Passes, Version
 from headway.trainer.policy import TrainedPolicy
+from headway.trainer.published import write_version
 from headway.trainer.routing import check_routes
 from headway.trainer.sequences import count, fetch_rows
 from headway.trainer.update import Update, tensor_bytes
-from headway.weights.manifest import read_manifest
-from headway.weights.publish import version_name, write_adapter, write_full
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
     from headway.trainer.sums import BatchSums
 
 MAX_NONFINITE_STEPS = 3  # in a row
-_STATE = "trainer.pt"
 
 
 class LocalTrainer:
@@ -88,9 +85,7 @@ class LocalTrainer:
         self._settings = settings
         self._payload_dir = payload_dir
         self._weights_dir = weights_dir
-        self._checkpoint_dir = checkpoint_dir
-        self._keep_checkpoints = keep_checkpoints
-        self._keep_every_steps = keep_every_steps
+        self._keeping = Keeping(checkpoint_dir, keep_checkpoints, keep_every_steps)
         self._policy = (
             ExactPolicy(_loaded(model), settings, seed, exact_context_tokens)
             if exact_context_tokens
@@ -101,7 +96,7 @@ class LocalTrainer:
                 pass
         self._algorithm = algorithm
         self._ranks = ranks
-        self._passes = Passes(self._policy, settings, algorithm, self._take_threads)
+        self._passes = Passes(self._policy, algorithm, self._take_threads, ranks)
         self._update = Update(list(self._policy.trainable().values()), settings)
         self._steps = 0  # optimizer steps applied: the number of the version being trained
         self._lineage: int | None = None  # of the last publication; unknown before it and after a load
@@ -130,7 +125,7 @@ class LocalTrainer:
         else:
             fetched = self._fetch(rows)
             self.zero_grad()
-            sums = self._forward_backward(fetched, self._batch_wide(fetched))
+            sums = self._forward_backward(fetched, self._passes.batch_wide(fetched, self._version))
         metrics = sums.metrics() | self.optim_step(lr_scale=lr_scale)
         if (num := self._update.num_nonfinite) > MAX_NONFINITE_STEPS:
             names = ", ".join(row.rollout for row in rows[:8])
@@ -185,11 +180,11 @@ class LocalTrainer:
         if policy == "reference":
             with self._policy.as_reference():
                 return self.forward(rows)
-        return self._logprobs(self._fetch(rows))
+        return self._passes.logprobs(self._fetch(rows), self._version)
 
     def batch_wide(self, rows: Sequence[Row]) -> BatchWide:
         """Return what only a whole optimizer batch tells: denominators and the batch-wide halves' answers."""
-        return self._batch_wide(self._fetch(rows))
+        return self._passes.batch_wide(self._fetch(rows), self._version)
 
     def forward_backward(self, rows: Sequence[Row], wide: BatchWide) -> BatchSums:
         """Add the gradient of a part of a batch; parts in any split and order add up to the whole's.
@@ -199,20 +194,8 @@ class LocalTrainer:
         """
         self._check_not_gathering("forward_backward")
         fetched = self._fetch(rows)
-        parameters = list(self._policy.trainable().values())
-        others = [p.grad for p in parameters]
-        for parameter in parameters:
-            parameter.grad = None
-        try:
-            sums = self._forward_backward(fetched, wide)
-        except BaseException:
-            for parameter, other in zip(parameters, others, strict=True):
-                parameter.grad = other
-            raise
-        for parameter, other in zip(parameters, others, strict=True):
-            if other is not None:
-                parameter.grad = other if parameter.grad is None else other.add_(parameter.grad)
-        return sums
+        with self._update.others_set_aside():
+            return self._forward_backward(fetched, wide)
 
     def zero_grad(self) -> None:
         """Forget the gradient gathered so far, and the step that was begun."""
@@ -259,17 +242,9 @@ class LocalTrainer:
         if number != self._steps:
             rule = f"a version's number must be the {self._steps} optimizer steps applied"
             raise HeadwayError(rule, value=number)
-        tensors = self._policy.published()
-        try:
-            path = self._write_version(lineage, number, tensors)
-        except (OSError, SafetensorError) as error:
-            needed = tensor_bytes(tensors)
-            full = error if is_full(error) else no_room(self._weights_dir, needed)
-            if full is None:
-                raise
-            raise disk_full(self._weights_dir / version_name(lineage, number), needed, full) from error
+        written = write_version(self._weights_dir, lineage, number, self._policy, self._settings)
         self._lineage = lineage
-        return str(path), read_manifest(path).num_bytes
+        return written
 
     def publish_to(self, weights_dir: Path) -> None:
         """Publish versions there from now on."""
@@ -281,19 +256,6 @@ class LocalTrainer:
         self.retain(step)
         return path
 
-    def _write_version(self, lineage: int, number: int, tensors: Mapping[str, Tensor]) -> Path:
-        if self._settings.full:
-            return write_full(self._weights_dir, lineage, number, tensors)
-        return write_adapter(
-            self._weights_dir,
-            lineage,
-            number,
-            tensors,
-            rank=self._settings.lora_rank,
-            alpha=self._settings.lora_alpha,
-            base_model=self._policy.base_model_name,
-        )
-
     def capture(self, step: int, *, lineage: int = 0) -> Callable[[], str]:
         """Copy everything that a checkpoint holds, and return what writes it, whole or not at all.
 
@@ -304,44 +266,27 @@ class LocalTrainer:
         if step != self._steps:
             rule = f"a checkpoint's step must be the {self._steps} optimizer steps applied"
             raise HeadwayError(rule, value=step)
-        facts = {"kind": "full" if self._settings.full else "lora"}
-        write_policy = self._policy.capture()
-        num_bytes = tensor_bytes(self._policy.trainable()) + self._update.num_bytes
-        state = {
-            "steps": self._steps,
-            "rng": torch.get_rng_state(),
-            **self._update.capture(),
-        }
-
-        def write() -> str:
-            path = checkpoints.checkpoint_path(self._checkpoint_dir, step)
-            try:
-                with checkpoints.writing(self._checkpoint_dir, step, facts, lineage=lineage) as staging:
-                    write_policy(staging)
-                    torch.save(state, staging / _STATE)
-            except (OSError, RuntimeError, SafetensorError) as error:  # torch does not say "disk full"
-                full = error if is_full(error) else no_room(self._checkpoint_dir, num_bytes)
-                if full is not None:
-                    raise disk_full(path, num_bytes, full) from error
-                rule = f"the checkpoint {path} must be written"
-                remedy = "Mend that, then go on with `headway resume`"
-                raise HeadwayError(rule, value=str(error).split("\n")[0], remedy=remedy) from error
-            return str(path)
-
-        return write
+        state = {"steps": step, "rng": torch.get_rng_state(), **self._update.capture()}
+        return functools.partial(
+            self._keeping.write,
+            step,
+            lineage,
+            {"kind": "full" if self._settings.full else "lora"},
+            self._policy.capture(),
+            state,
+            tensor_bytes(self._policy.trainable()) + self._update.num_bytes,
+        )
 
     def retain(self, step: int, also: Collection[int] = ()) -> None:
         """Drop checkpoints beyond the newest few up to `step`, and those of a branch that was lost.
 
         Milestones stay, and those of the steps `also`.
         """
-        checkpoints.retain(
-            self._checkpoint_dir, step, self._keep_checkpoints, every=self._keep_every_steps, also=also
-        )
+        self._keeping.retain(step, also)
 
     def discard_after(self, step: int) -> None:
         """Remove the checkpoints of steps that are lost because the run goes on from `step`."""
-        checkpoints.discard_after(self._checkpoint_dir, step)
+        self._keeping.discard_after(step)
 
     def load(self, path: str) -> None:
         """Go on exactly from a checkpoint: the next step is the same to the bit.
@@ -351,10 +296,7 @@ class LocalTrainer:
         Raises HeadwayError when the checkpoint is incomplete or damaged, UserError when it is of another
         model.
         """
-        directory = Path(path)
-        checkpoints.read_checkpoint(directory, hashes=True)
-        self._policy.load(directory)
-        state: dict[str, Any] = torch.load(directory / _STATE, weights_only=True)
+        state = self._keeping.read(Path(path), self._policy.load)
         self._update.load(state)
         torch.set_rng_state(state["rng"])
         self._steps = state["steps"]
@@ -386,27 +328,10 @@ class LocalTrainer:
         return fetched
 
     def _forward_backward(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> BatchSums:
-        """Add this process's share of the rows' gradient, and return the sums of all."""
-        ranks = self._ranks
-        sums = self._passes.forward_backward(
-            fetched if ranks is None else ranks.share(fetched), wide, self._version
-        )
-        if ranks is not None:
-            sums = ranks.merged(sums)
+        sums = self._passes.forward_backward(fetched, wide, self._version)
         self._loss_sum += sums.loss
         self._num_parts += 1
         return sums
-
-    def _batch_wide(self, fetched: Sequence[FetchedRow]) -> BatchWide:
-        return self._passes.batch_wide(fetched, self._version, self._logprobs)
-
-    def _logprobs(self, fetched: Sequence[FetchedRow]) -> list[list[Tensor]]:
-        """Return log-probs of the trained tokens, for each row and sample; ranks share the work."""
-        ranks = self._ranks
-        mine = fetched if ranks is None else ranks.share(fetched)
-        flat = iter(self._passes.logprobs(mine, self._version)) if mine else iter(())
-        found = [[next(flat) for _ in item.samples] for item in mine]
-        return found if ranks is None else ranks.gathered(fetched, found)
 
     def _check_not_gathering(self, what: str) -> None:
         """What was gathered lacks the batch's divisor: only `step` may go on with it."""

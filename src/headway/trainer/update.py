@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +12,7 @@ from headway.core.protocols import OptimSettings
 from headway.trainer.schedule import learning_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from torch import Tensor
 
@@ -60,6 +61,21 @@ class Update:
     def forget(self) -> None:
         """Forget the gradient."""
         self._optimizer.zero_grad(set_to_none=True)
+
+    @contextlib.contextmanager
+    def others_set_aside(self) -> Generator[None]:
+        """Add to the gradient inside the block; when that raises, the gradient is as it was before it."""
+        others = [p.grad for p in self._parameters]
+        self.forget()
+        try:
+            yield
+        except BaseException:
+            for parameter, other in zip(self._parameters, others, strict=True):
+                parameter.grad = other
+            raise
+        for parameter, other in zip(self._parameters, others, strict=True):
+            if other is not None:
+                parameter.grad = other if parameter.grad is None else other.add_(parameter.grad)
 
     def capture(self) -> dict[str, Any]:
         """Return a copy of what a checkpoint holds of it."""
