@@ -114,7 +114,7 @@ async def test_running_requests_go_on_under_an_update(kv, models):
     def decode_text(ids):
         if len(ids) == 5:
             loop.call_soon_threadsafe(held.set)
-        while len(ids) == 5 and not engine._loop._inbox and number() == 1:
+        while len(ids) == 5 and not engine._loop.inbox and number() == 1:
             time.sleep(0.001)
         return ""
 

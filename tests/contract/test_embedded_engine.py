@@ -131,7 +131,7 @@ class Hold:
     def __call__(self, ids):
         if len(ids) >= 3:
             time.sleep(0.002)
-        while self.armed_at == self.state() and not self.engine._loop._inbox:
+        while self.armed_at == self.state() and not self.engine._loop.inbox:
             time.sleep(0.001)
         self.armed_at = None
         return ""

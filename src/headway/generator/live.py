@@ -159,6 +159,11 @@ class Live:
         )
 
 
+def refusal_chunk(reason: FinishReason, message: str, replica: str) -> Chunk:
+    """Return the terminal chunk of a request that never ran."""
+    return Chunk(array(TOKENS), array(FLOATS), (), reason, message, replica)
+
+
 def _spans_from(spans: Sequence[VersionSpan], start: int) -> tuple[VersionSpan, ...]:
     """Return the spans of the tokens from `start` on."""
     result: list[VersionSpan] = []

@@ -1,7 +1,7 @@
 """The decode loop: one thread that owns the decoder, the KV and every request.
 
 Consumes: jobs from its inbox (submit, abort, swap, ...), all run between two decode steps.
-Waits for: the inbox, when no request is there. Unblocked by `post`, and by `stop`.
+Waits for: the inbox, when no request is there. Unblocked by a job, and by the inbox's `stop`.
 
 An iteration: jobs; waiting requests take places; one chunk of prefill; one decode step of all that are ready.
 When the thread ends, by `stop` or by a failure, every request gets its terminal chunk and every job left its
@@ -13,9 +13,7 @@ Invariant: weights change between decode steps only, so each token has exactly o
 from __future__ import annotations
 
 import math
-import threading
 import traceback
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,35 +22,29 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from headway.core.clock import stopwatch
-from headway.core.protocols import Chunk, EngineStats
-from headway.core.records import FLOATS, ROUTED_EXPERTS, TOKENS, FinishReason, Stream
+from headway.core.protocols import EngineStats
+from headway.core.records import ROUTED_EXPERTS, FinishReason, Stream
 from headway.generator.decoder import Decoder, Fed, Piece
 from headway.generator.exact import ExactDecoder
+from headway.generator.inbox import Inbox, Job
 from headway.generator.kv import KvCache
-from headway.generator.live import Live
 from headway.generator.places import Places
 from headway.generator.policies import Policies, Served
 from headway.generator.prompts import next_chunk
 from headway.generator.rebuilds import Rebuilds
 from headway.generator.sampling import Draw, Drawn, draw_tokens
 from headway.generator.slots import Slots
+from headway.generator.streams import routed_experts
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from headway.generator.adapters import AdapterWeights
     from headway.generator.exact import Tensors
+    from headway.generator.live import Live
     from headway.generator.packed import PackedWeights
 
 _RATE_STEPS = 32  # decode steps that the tokens/s of the stats look back over
-
-
-@dataclass(slots=True)
-class Job:
-    """Something to do in the loop's thread."""
-
-    run: Callable[[], None]
-    refuse: Callable[[FinishReason, str], None]  # instead of run, when the loop has ended
 
 
 @dataclass(slots=True)
@@ -65,7 +57,7 @@ class LoopLimits:
 
 @dataclass(slots=True)
 class DecodeLoop:
-    """State of the decode loop. All methods but `post` and `stop` run in its thread."""
+    """State of the decode loop. All methods but `free` run in its thread."""
 
     decoder: Decoder | ExactDecoder
     cache: KvCache
@@ -78,54 +70,27 @@ class DecodeLoop:
     full_blocks: int  # of KV, when all that may run is as long as it may be, or when the cap is reached
     draw: Callable[[Tensor, Sequence[Draw]], Drawn] | None = None  # of an exact decoder
     stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0.0, 0.0))
-    failure: str = ""  # traceback of what ended the thread
-    _ended: tuple[FinishReason, str] | None = None
-    _stopping: bool = False
-    _inbox: deque[Job] = field(default_factory=deque[Job])
-    _wake: threading.Condition = field(default_factory=threading.Condition)
+    inbox: Inbox = field(default_factory=Inbox)
     _rebuilds: Rebuilds = field(default_factory=Rebuilds)
     _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_STEPS))
-
-    # --- from any thread ---
-
-    def post(self, job: Job) -> None:
-        """Run a job between two decode steps, or refuse it at once when the thread has ended."""
-        with self._wake:
-            ended = self._ended
-            if ended is None:
-                self._inbox.append(job)
-                self._wake.notify()
-        if ended is not None:
-            job.refuse(*ended)
-
-    def stop(self) -> None:
-        """End every request as aborted, then the thread."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
 
     def free(self) -> None:
         """Let go of weights and KV, after the thread has ended."""
         del self.decoder, self.cache, self.slots, self.places
-
-    # --- the thread ---
 
     def run(self) -> None:
         """Decode until stopped."""
         reason: FinishReason = "aborted"
         message = "the engine was closed"
         try:
-            while not self._stopping:
-                while (job := self._next_job()) is not None:
+            while not self.inbox.stopping:
+                while (job := self.inbox.next_job(self._is_busy)) is not None:
                     self._do(job)
                 self.step()
         except BaseException as error:  # every consumer hears of it, in its terminal chunk
             reason, message = "lost", f"the engine's thread died: {type(error).__name__}: {error}"
-            self.failure = traceback.format_exc()
-        with self._wake:
-            self._ended = (reason, message)
-            left = list(self._inbox)
-            self._inbox.clear()
+            self.inbox.failure = traceback.format_exc()
+        left = self.inbox.end(reason, message)
         for live in self.places.all():
             live.deliver(reason, message, self.replica)
         self._rebuilds.fail(message)
@@ -134,12 +99,8 @@ class DecodeLoop:
         for job in left:
             job.refuse(reason, message)
 
-    def _next_job(self) -> Job | None:
-        """Return the oldest job; without one, wait while there is no request to go on with."""
-        places = self.places
-        with self._wake:
-            self._wake.wait_for(lambda: self._inbox or places.running or places.num_waiting or self._stopping)
-            return self._inbox.popleft() if self._inbox and not self._stopping else None
+    def _is_busy(self) -> bool:
+        return bool(self.places.running or self.places.num_waiting)
 
     def _do(self, job: Job) -> None:
         try:
@@ -210,15 +171,8 @@ class DecodeLoop:
         old = served.salt
         served.update(lineage, number)
         self.slots.resalt(old, served.salt, keep=keep)
-        lives = set[Live]()
-        for live in self.places.all() if not keep else ():
-            if live.served is served and (live.slot is None or live.lacking):
-                if live.scores is not None:
-                    live.scores.forget()
-                if live.slot is not None:
-                    live.enter("prefill", began)
-                    lives.add(live)
-        self._rebuilds.add(lives, stopwatch() - began, done)
+        stale = [] if keep else [live for live in self.places.all() if live.served is served]
+        self._rebuilds.add(stale, began, done)
         self._rebuilds.settle(self.places.running)
 
     # --- one iteration ---
@@ -297,10 +251,7 @@ class DecodeLoop:
             return {}
         known = self.slots.routes_of(live.slot)
         assert known is not None, "the engine rejects what its model does not have"
-        rows = known.new_full((len(live.tokens), *known.shape[1:]), -1)
-        rows[: len(known)] = known
-        data = rows.cpu().numpy().tobytes()
-        return {ROUTED_EXPERTS: Stream("token", "int16", tuple(rows.shape), data)}
+        return routed_experts(known, len(live.tokens))
 
     def _publish_stats(self) -> None:
         places = self.places
@@ -318,11 +269,6 @@ class DecodeLoop:
             num_adapters=len(self.policies.adapters),
             adapter_bytes=self.policies.num_bytes,
         )
-
-
-def refusal_chunk(reason: FinishReason, message: str, replica: str) -> Chunk:
-    """Return the terminal chunk of a request that never ran."""
-    return Chunk(array(TOKENS), array(FLOATS), (), reason, message, replica)
 
 
 def _fed(live: Live) -> Fed:

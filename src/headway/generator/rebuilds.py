@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from headway.core.clock import stopwatch
 from headway.core.errors import EngineError
 from headway.generator.live import Live
 
@@ -25,9 +26,21 @@ class Rebuilds:
     def __init__(self) -> None:
         self._all: list[_Rebuild] = []
 
-    def add(self, lives: set[Live], pause_s: float, done: Future[float]) -> None:
-        """Wait for these."""
-        self._all.append(_Rebuild(lives, pause_s, done))
+    def add(self, stale: Collection[Live], began: float, done: Future[float]) -> None:
+        """Wait for these, whose weights changed; `done` gets the seconds without decoding since `began`.
+
+        Log-probs of prompts whose KV is gone are of the older weights, and are forgotten.
+        """
+        lives = set[Live]()
+        for live in stale:
+            if live.slot is not None and not live.lacking:
+                continue
+            if live.scores is not None:
+                live.scores.forget()
+            if live.slot is not None:
+                live.enter("prefill", began)
+                lives.add(live)
+        self._all.append(_Rebuild(lives, stopwatch() - began, done))
 
     def pause(self, seconds: float) -> None:
         """Count time without decoding."""
