@@ -14,13 +14,14 @@ answers a step, every answer trained; answers of exactly the same length, since 
 temperature 1, no truncation; f32; AdamW with the same constant rate, no weight decay, gradients clipped at 1;
 LoRA of rank 16, alpha 32, on all linear layers, or every weight; advantages divided by the group's standard
 deviation, ratio clipped at 0.2, the mean over all tokens of the batch, no KL; no evaluation, no checkpoints
-on the way. Two threads in all:
+on the way. All processes are held to two cores:
 
-- Headway: `headway train`, one thread for the generator and one for the trainer, queue.bound 2, defaults
-  otherwise. Samples a second from its journal, between ends of steps; the first 3 steps are left out, and the
-  last 2, in which generation has nothing left to do.
-- TRL: see loop_trl.py. Two threads; with the random models one thread, two that sleep while they wait and two
-  that spin are tried in every round, and the best median counts. Its first step is left out.
+- Headway: `headway train`, queue.bound 2, KV kept over updates (generator.kv_on_update), defaults otherwise:
+  one thread each for generator and trainer, two for one while the other waits. Samples a second from its
+  journal, between ends of steps; the first 3 steps are left out, and the last 2, in which generation has
+  nothing left to do.
+- TRL: see loop_trl.py. Two threads; with the random models one thread too, two that sleep while they wait and
+  two that spin are tried in every round, and the best median counts. Its first step is left out.
 
 Start-up (until the first step's end) and the peak memory of all processes are printed beside them.
 
@@ -38,6 +39,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 from pathlib import Path
 from statistics import fmean, median
@@ -52,6 +54,7 @@ from spread import difference
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+CORES = 2
 OTHERS = ("reward", "tool_latency")
 REWARD_STEPS = 110
 LATENCY_STEPS = 9
@@ -170,6 +173,7 @@ def tool_latency(rounds: int, steps: int, folder: Path) -> dict[str, object]:
 def main() -> None:
     """Measure and print."""
     options = parse()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # what is started inherits it
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as name:
         folder = Path(name)
         result: dict[str, object] = {}

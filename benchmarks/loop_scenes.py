@@ -19,8 +19,8 @@ args = {{ prompts = {prompts} }}
 rollout_timeout_s = 3600
 
 [generator]
-threads = 1
 max_running = 64
+kv_on_update = "keep"
 max_context_tokens = {context}
 max_answer_tokens = {answer}
 
@@ -31,7 +31,6 @@ bound = {bound}
 drop_zero_advantage = false
 
 [trainer]
-threads = 1
 full = {full}
 lora_rank = 16
 lora_alpha = 32
