@@ -10,11 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from headway.core.errors import EngineError, UserError
 from headway.generator import loop as loop_module
-from headway.generator.decoder import Decoder
 from headway.generator.engine import EmbeddedEngine
 from headway.generator.settings import GeneratorSettings
 from headway.models.shape import model_shape
 from tests.contract.engine_contract import EngineContract, collect, collect_all, request
+from tests.contract.engine_parts import count_prefilled
 
 VOCAB, CONTEXT = 97, 64
 
@@ -226,15 +226,7 @@ async def test_an_update_of_some_parameters_changes_those_only():
 @pytest.fixture
 def prefilled(monkeypatch):
     """Count the tokens that go through prefill."""
-    counted = []
-    real = Decoder.prefill
-
-    def prefill(self, pieces, cache):
-        counted.extend(len(piece.token_ids) for piece in pieces)
-        real(self, pieces, cache)
-
-    monkeypatch.setattr(Decoder, "prefill", prefill)
-    return counted
+    return count_prefilled(monkeypatch)
 
 
 async def test_a_groups_prompt_is_prefilled_once(prefilled):

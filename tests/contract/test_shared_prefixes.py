@@ -9,12 +9,9 @@ import torch
 
 from headway.core.records import ROUTED_EXPERTS
 from headway.generator import places, slots
-from headway.generator.decoder import Decoder
-from headway.generator.engine import EmbeddedEngine
 from headway.generator.prefixes import Prefix
-from headway.generator.settings import GeneratorSettings
-from headway.models.shape import model_shape
 from tests.contract.engine_contract import collect_all, request
+from tests.contract.engine_parts import count_prefilled, make_engine
 from tests.unit.family_models import FAMILIES, make_model
 
 STEM = list(range(5, 29))
@@ -31,18 +28,6 @@ def short_prefixes_are_shared(monkeypatch):
 @pytest.fixture(params=FAMILIES)
 def models(request):
     return [make_model(request.param, seed) for seed in (0, 1)]
-
-
-def make_engine(models, **settings):
-    options = {"max_running": 8, "max_context_tokens": 64, "threads": 1, "prefill_chunk_tokens": 7}
-    return EmbeddedEngine(
-        models[0],
-        model_shape(models[0].config.to_dict()),
-        GeneratorSettings(**(options | settings)),
-        replica="r0",
-        decode_text=None,
-        read_weights=lambda manifest: models[int(manifest)].state_dict().items(),
-    )
 
 
 def items(models, **options):
@@ -83,7 +68,7 @@ def num_prefixes(engine):
 
 
 async def test_sampled_answers_agree(models):
-    engine = make_engine(models)
+    engine = make_engine(models, max_running=8)
     wanted = items(models)
     for item, answer in zip(wanted, await collect_all(engine, wanted), strict=True):
         check(models, item, answer)
@@ -92,7 +77,7 @@ async def test_sampled_answers_agree(models):
 
 
 async def test_greedy_answers_are_those_of_transformers_token_for_token(models):
-    engine = make_engine(models, prefill_chunk_tokens=1000)
+    engine = make_engine(models, max_running=8, prefill_chunk_tokens=1000)
     wanted = items(models, temperature=0.0)
     for item, answer in zip(wanted, await collect_all(engine, wanted), strict=True):
         tokens = models[0].generate(
@@ -104,15 +89,8 @@ async def test_greedy_answers_are_those_of_transformers_token_for_token(models):
 
 
 async def test_what_is_shared_is_prefilled_once(models, monkeypatch):
-    counted = []
-    real = Decoder.prefill
-
-    def prefill(self, pieces, cache):
-        counted.extend(len(piece.token_ids) for piece in pieces)
-        real(self, pieces, cache)
-
-    monkeypatch.setattr(Decoder, "prefill", prefill)
-    engine = make_engine(models, prefill_chunk_tokens=1000)
+    counted = count_prefilled(monkeypatch)
+    engine = make_engine(models, max_running=8, prefill_chunk_tokens=1000)
     await collect_all(engine, [request(f"r{i}", [*STEM, *range(60, 60 + i)], seed=i) for i in range(2, 8)])
     assert sum(counted) <= len(STEM) + sum(range(2, 8))
     await engine.close()
@@ -120,7 +98,7 @@ async def test_what_is_shared_is_prefilled_once(models, monkeypatch):
 
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
 async def test_an_update_meets_rows_that_share(models, kv):
-    engine = make_engine(models, chunk_tokens=1)
+    engine = make_engine(models, max_running=8, chunk_tokens=1)
     wanted = items(models, max_tokens=22)
     begun = asyncio.Event()
 
@@ -144,7 +122,7 @@ async def test_an_update_meets_rows_that_share(models, kv):
 
 
 async def test_answers_agree_after_preemption(models):
-    engine = make_engine(models)
+    engine = make_engine(models, max_running=8)
     loop = engine._loop
     loop.slots.memory.num_blocks = 3  # of a slot's one; the whole prompts, and little more
     wanted = items(models)

@@ -15,14 +15,14 @@ def test_the_journal_says_zero_at_each_step(bench, bound, trained):
         "generator.max_context_tokens=40",
         "generator.temperature=1.3",
         f"queue.bound={bound}",
-        "stop.steps=4",
+        "stop.steps=3",
     )
     assert ended.code == 0, ended.text
     report = bench.check()  # headway replay --verify among others
-    assert (report["outcome"], report["steps"]) == ("steps", 4)
+    assert (report["outcome"], report["steps"]) == ("steps", 3)
     steps = [entry["metrics"] for entry in bench.entries("StepEnded")]
     fresh = [metrics for metrics in steps if metrics["num_fresh_tokens"]]
-    assert len(fresh) >= (4 if bound == 0 else 1)
+    assert len(fresh) >= (3 if bound == 0 else 1)
     for metrics in fresh:
         assert metrics["mismatch_mean"] == metrics["mismatch_max"] == 0.0
     if bound == 0:
