@@ -178,8 +178,8 @@ async def test_recomputed_kv_has_prompt_log_probs_of_the_new_weights(models):
         ({"min_p": 1.5}, "min_p must be from 0 to 1"),
         ({"min_p": -0.1}, "min_p must be from 0 to 1"),
         ({"min_p": math.nan}, "min_p must be from 0 to 1"),
-        ({"top_p": 0.0}, "out of range"),
-        ({"top_k": -1}, "out of range"),
+        ({"top_p": 0.0}, "top_p must be above 0"),
+        ({"top_k": -1}, "top_k must be at least 0"),
     ],
 )
 async def test_what_is_out_of_range_is_rejected_with_a_reason(models, options, words):

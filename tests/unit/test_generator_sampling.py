@@ -111,3 +111,16 @@ def test_the_rest_of_the_batch_changes_no_draw():
     together, _ = drawn(logits, plan)
     alone = [drawn(logits[i : i + 1], plan[i : i + 1])[0][0] for i in range(6)]
     assert together == alone
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-40, 1e-30, 1e-6])
+def test_the_smallest_temperatures_take_the_likeliest_and_are_sure_of_it(temperature):
+    logits = torch.tensor([[9999.0, -1e4, 9998.0, 1e4, float("-inf")]]).repeat(8, 1)
+    assert drawn(logits, draws(8, temperature=temperature)) == ([3] * 8, [0.0] * 8)
+    assert drawn(logits, draws(8, temperature=temperature, top_p=0.9)) == ([3] * 8, [0.0] * 8)
+
+
+def test_the_largest_temperature_makes_all_tokens_alike():
+    tokens, logprobs = drawn(torch.tensor([[1.0, -3.0]]).repeat(64, 1), draws(64, temperature=1e6))
+    assert set(tokens) == {0, 1}
+    assert logprobs == pytest.approx([-math.log(2)] * 64, abs=1e-5)

@@ -1,5 +1,7 @@
 """Rules inside the `[generator]` section."""
 
+from dataclasses import fields
+
 import pytest
 
 from headway.generator.settings import GeneratorSettings
@@ -19,3 +21,19 @@ def test_exact_numerics_draw_from_the_whole_distribution(truncation):
     assert GeneratorSettings(numerics="exact").problems() == []
     (problem,) = GeneratorSettings(numerics="exact", **truncation).problems()
     assert problem.key == "numerics"
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 0.0009])
+def test_a_temperature_that_training_cannot_divide_by_is_named(temperature):
+    (problem,) = GeneratorSettings(temperature=temperature).problems()
+    assert (problem.key, problem.value) == ("temperature", temperature)
+    assert (
+        GeneratorSettings(temperature=0.0).problems() == GeneratorSettings(temperature=0.001).problems() == []
+    )
+
+
+def test_every_number_has_an_upper_bound():
+    """`top_k` and `max_answer_tokens` have theirs from other settings."""
+    numbers = [each for each in fields(GeneratorSettings) if each.type in ("int", "float")]
+    unbounded = [each.name for each in numbers if each.metadata["rule"].le is None]
+    assert unbounded == ["max_answer_tokens", "top_k"]

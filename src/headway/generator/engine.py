@@ -187,11 +187,12 @@ class EmbeddedEngine:
                 yield chunk
         finally:
             if not ended:
-                self._loop.inbox.post(Job(lambda: self._loop.abort([request.request_id]), _ignore))
+                self._loop.inbox.post(Job(lambda: self._loop.abort({request.request_id}), _ignore))
 
     async def abort(self, request_ids: Sequence[str] | None) -> None:
         """End these requests, or all; each yields its terminal chunk with the tokens it has."""
-        await self._loop.inbox.do(lambda: self._loop.abort(request_ids))
+        wanted = None if request_ids is None else frozenset(request_ids)
+        await self._loop.inbox.do(lambda: self._loop.abort(wanted))
 
     async def end_session(self, session: str) -> None:
         """Free what is kept for a session between its requests."""

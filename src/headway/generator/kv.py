@@ -10,13 +10,15 @@ a slot holds is one computation.
 The requests that decode together occupy slots 0..m-1, so that a step attends over a view and copies
 nothing; a request that is not there yet changes places with a slot that need not be.
 
-Invariant: values beyond a slot's resident tokens are finite, for attention multiplies them by zero.
+Invariant: all values are finite, for attention multiplies those beyond a slot's resident tokens by zero. So
+what is not finite is erased by whoever wrote it, before anything else is written, moved or attended to.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy
@@ -79,6 +81,18 @@ class KvCache:
     def routes_of(self, slot: int, num_tokens: int) -> torch.Tensor | None:
         """Return the experts of a slot's first tokens, [tokens, expert layers, experts per token]."""
         return None if self._routes is None else self._routes[:, slot, :num_tokens].transpose(0, 1)
+
+    @torch.inference_mode()
+    def is_finite(self, slot: int, start: int, end: int) -> bool:
+        """Say whether the keys and values of these columns are finite in every layer, and so is their sum."""
+        return math.isfinite(self._values[:, :, slot, :, start:end].sum())
+
+    @torch.inference_mode()
+    def are_finite(self, columns: Sequence[int]) -> list[bool]:
+        """Say the same of one column in each of the slots 0..m-1."""
+        slots, at = torch.arange(len(columns)), torch.tensor(columns)
+        written = self._values[:, :, slots, :, at]  # [slots, layers, 2, kv_heads, head_dim]
+        return written.flatten(1).sum(-1).isfinite().tolist()
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, num_tokens: int, at: int = 0, to: int = 0) -> None:

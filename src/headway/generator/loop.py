@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -124,9 +124,8 @@ class DecodeLoop:
         live.served = served
         self.places.add(live)
 
-    def abort(self, request_ids: Sequence[str] | None) -> None:
-        """End these requests, or all, with the tokens they have."""
-        wanted = None if request_ids is None else set(request_ids)
+    def abort(self, wanted: Set[str] | None) -> None:
+        """End the requests of these ids, or all, with the tokens they have."""
         for live in self.places.all():
             if wanted is None or live.request.request_id in wanted:
                 self._finish(live, "aborted", "")
@@ -198,9 +197,13 @@ class DecodeLoop:
             ids = live.tokens[slot.resident : slot.resident + n]
             pieces.append(Piece(slot.index, slot.resident, ids, live.served, live.scores, slot.parts))
         self.decoder.prefill(pieces, self.cache)
+        # One more pass over what was written; a layer's infinities need not reach the last layer.
         for live, n in chunk:
             assert live.slot is not None
-            live.slot.resident += n
+            if self.cache.is_finite(live.slot.index, live.slot.own, live.slot.own + n):
+                live.slot.resident += n
+            else:
+                self._lose(live, "keys or values")
         self._rebuilds.pause(stopwatch() - began)
         self._rebuilds.settle(self.places.running)
 
@@ -216,16 +219,15 @@ class DecodeLoop:
         for live in ready:
             live.enter("decode", began)
         logits = self.decoder.decode([_fed(live) for live in ready], self.cache)
+        finite = self.cache.are_finite([live.slot.own for live in ready if live.slot is not None])
         drawn = (self.draw or draw_tokens)(logits, [live.draw() for live in ready])
         for row, (live, token, logprob) in enumerate(
             zip(ready, drawn.token_ids, drawn.logprobs, strict=True)
         ):
             assert live.slot is not None
             live.slot.resident += 1
-            if not math.isfinite(logprob):
-                message = f"{live.served} computed logits that are not finite"
-                self.slots.erase(live.slot)
-                self._finish(live, "lost", message)
+            if not (math.isfinite(logprob) and finite[row]):
+                self._lose(live, "logits" if finite[row] else "keys or values")
                 continue
             live.take(token, logprob)
             live.extra.take(drawn.kept.get(row), drawn.model_logprobs.get(row))
@@ -238,10 +240,18 @@ class DecodeLoop:
 
     # --- bookkeeping ---
 
+    def _lose(self, live: Live, what: str) -> None:
+        """End a request whose policy computed what is not finite."""
+        assert live.slot is not None
+        self.slots.erase(live.slot)
+        self._finish(live, "lost", f"{live.served} computed {what} that are not finite")
+
     def _finish(self, live: Live, reason: FinishReason, message: str) -> None:
         streams = self._streams(live)
         resident = live.slot.resident if live.slot else 0
         self.places.remove(live)
+        if not self._is_busy():  # no step follows that would publish it
+            self._publish_stats()
         live.deliver(reason, message, self.replica, streams, resident)
         self._rebuilds.settle(self.places.running)
 

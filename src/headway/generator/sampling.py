@@ -25,6 +25,7 @@ from headway.core.records import TOKENS
 from headway.generator.truncation import kept_tokens
 
 _BLOCK = 256
+_LEAST_DIVISOR = torch.finfo(torch.float32).tiny  # smaller ones may be taken for zero
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -83,10 +84,11 @@ def draw_tokens(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
     asking = [row for row, draw in enumerate(draws) if draw.model_logprob]
     differing = [row for row in asking if draws[row].truncates or draws[row].temperature not in (0.0, 1.0)]
     models = logits[differing].log_softmax(-1) if differing else None
-    if any(draw.temperature not in (0.0, 1.0) for draw in draws):
-        scale = [draw.temperature or 1.0 for draw in draws]
-        logits.div_(torch.tensor(scale, device=logits.device)[:, None])
     shifted = logits.sub_(logits.amax(-1, keepdim=True))
+    if any(draw.temperature not in (0.0, 1.0) for draw in draws):
+        # After the subtraction: then the smallest temperature, too, leaves the likeliest token finite.
+        scale = [max(draw.temperature, _LEAST_DIVISOR) if draw.temperature else 1.0 for draw in draws]
+        shifted.div_(torch.tensor(scale, device=logits.device)[:, None])
     mass = shifted.exp()
     kept = _truncate(shifted, mass, draws)
     blocks = functional.pad(mass, (0, -vocab % _BLOCK)).view(rows, -1, _BLOCK)

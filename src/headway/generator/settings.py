@@ -7,30 +7,40 @@ from typing import Literal
 
 from headway.core.settings import Problem, setting
 
+_LEAST_TEMPERATURE = 0.001  # but for 0: training divides logits by it, which must stay finite in f32
+
 
 @dataclass(frozen=True, slots=True)
 class GeneratorSettings:
     """How answers are generated."""
 
     replicas: int = setting(
-        1, "Generator processes; each holds the whole model. Rollouts of a group go to the same one.", ge=1
+        1,
+        "Generator processes; each holds the whole model. Rollouts of a group go to the same one.",
+        ge=1,
+        le=1024,
     )
     threads: int = setting(
-        0, "CPU threads of each replica's decode loop; 0 lets the runtime divide the cores.", ge=0
+        0, "CPU threads of each replica's decode loop; 0 lets the runtime divide the cores.", ge=0, le=4096
     )
     max_running: int = setting(
-        32, "Requests decoded together. As many again may keep their KV between turns.", ge=1
+        32, "Requests decoded together. As many again may keep their KV between turns.", ge=1, le=65_536
     )
-    max_context_tokens: int = setting(512, "Longest context of one request: prompt and answer.", ge=2)
+    max_context_tokens: int = setting(
+        512, "Longest context of one request: prompt and answer.", ge=2, le=16_777_216
+    )
     kv_cache_mb: int = setting(
         0,
         "Cap on the KV of each replica, in MiB: requests, kept sessions and shared prompts. When it is "
         "reached, idle KV goes first, then the last request gives way and is computed anew. 0 is enough for "
         "2 * max_running whole contexts.",
         ge=0,
+        le=16_777_216,
     )
     max_answer_tokens: int = setting(128, "Longest answer of one turn; the rollout loop asks for it.", ge=1)
-    temperature: float = setting(1.0, "Sampling temperature of training rollouts; 0 is greedy.", ge=0)
+    temperature: float = setting(
+        1.0, "Sampling temperature of training rollouts; 0 is greedy.", ge=0, le=1000
+    )
     top_p: float = setting(
         1.0, "Sample among the likeliest tokens that have so much probability together; 1 is off.", gt=0, le=1
     )
@@ -44,6 +54,7 @@ class GeneratorSettings:
         "the likeliest so many. Their ids are recorded for the trainer, 4 bytes each: a token has at most "
         "4 KiB at 1024, and 80 bytes with top_k = 20.",
         ge=1,
+        le=1_048_576,
     )
     kv_on_update: Literal["keep", "recompute"] = setting(
         "recompute",
@@ -56,20 +67,24 @@ class GeneratorSettings:
         "padded sequence at a time, so that their log-probs are the same to the last bit, many times slower. "
         "fast: they differ by rounding, which each step measures (docs/numerics.md).",
     )
-    prefill_chunk_tokens: int = setting(512, "Prompt tokens computed between two decode steps at most.", ge=1)
+    prefill_chunk_tokens: int = setting(
+        512, "Prompt tokens computed between two decode steps at most.", ge=1, le=1_048_576
+    )
     chunk_tokens: int = setting(
         32,
         "Tokens of an answer that are handed on at once. They survive the generator's death, and pruning "
         "sees them; 0 hands on whole answers only.",
         ge=0,
+        le=1_048_576,
     )
 
     max_adapters: int = setting(
         64,
         "LoRA adapters that one replica may serve beside its weights; their memory is taken as they come.",
         ge=1,
+        le=65_536,
     )
-    max_adapter_rank: int = setting(64, "Highest rank of an adapter that is taken.", ge=1)
+    max_adapter_rank: int = setting(64, "Highest rank of an adapter that is taken.", ge=1, le=8192)
 
     @property
     def exact_context_tokens(self) -> int:
@@ -100,6 +115,15 @@ class GeneratorSettings:
                     self.max_answer_tokens,
                     f"an answer leaves room for a prompt in max_context_tokens = {self.max_context_tokens}",
                     "Lower max_answer_tokens or raise max_context_tokens.",
+                )
+            )
+        if 0 < self.temperature < _LEAST_TEMPERATURE:
+            found.append(
+                Problem(
+                    "temperature",
+                    self.temperature,
+                    f"a temperature is 0, or {_LEAST_TEMPERATURE} and more",
+                    "Set 0 for greedy answers.",
                 )
             )
         if self.top_k > self.max_kept_ids:
