@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "benchmarks"
-PEERS = ("trl", "datasets")  # of the extra bench
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +54,7 @@ def test_every_script_finds_what_it_imports(script):
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             for name in [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]:
                 root = (name or "").partition(".")[0]
-                assert root in PEERS or find_spec(root), f"{script.name} imports {name}"
+                assert find_spec(root), f"{script.name} imports {name}"
 
 
 def named(part):

@@ -66,7 +66,8 @@ class GeneratorSettings:
 
     max_adapters: int = setting(
         64,
-        "LoRA adapters that one replica may serve beside its weights; their memory is taken as they come.",
+        "LoRA adapters that one replica may serve beside its weights; their memory is taken as they come. "
+        "For programs that use the engine: no command loads adapters yet.",
         ge=1,
     )
     max_adapter_rank: int = setting(64, "Highest rank of an adapter that is taken.", ge=1)
