@@ -105,7 +105,7 @@ def test_a_killed_worker_is_started_anew_and_too_many_deaths_end_the_run(bench):
     done = max(bench.trained())
     command = bench.start("resume", bench.run_dir, "recovery.environment_restarts=1").until_step(done + 1)
     os.kill(bench.worker(command, "environment0"), signal.SIGKILL)
-    command.until("environment environment0 is started anew").until_step(done + 3)
+    command.until("environment0 is started anew").until_step(done + 3)
     failed = [note for note in bench.entries("AttemptFailed") if note["cause"] == "worker_lost"]
     assert failed
     assert all(note["owner"] in ("infrastructure", "reward") and note["retried"] for note in failed)
