@@ -149,18 +149,12 @@ def model_directory(name: str, folder: Path) -> Path:
     place = cache_root() / "models" / name if name in ("smollm2", "tiny") else Path(name)
     if place.is_dir() or name != "smollm2":
         return place
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from shapes import random_llama
 
     from headway.models.tiny import write_tokenizer
 
     print("SmolLM2 was not fetched: random weights of its shape", flush=True)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
+    random_llama().save_pretrained(folder)
     write_tokenizer(folder)
     return folder
 

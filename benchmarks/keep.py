@@ -1,10 +1,11 @@
-"""Keep a benchmark's result: one JSON file a benchmark in benchmarks/results, with what it ran on."""
+"""Keep a benchmark's result: one JSON file a benchmark in benchmarks/results, with what it ran on and how."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def _circumstances() -> dict[str, object]:
         "processor": describe_machine(),
         "load": os.getloadavg()[0],
     }
-    return {"commit": commit, "machine": machine}
+    return {"commit": commit, "machine": machine, "arguments": sys.argv[1:]}
 
 
 def _write(name: str, record: dict[str, object]) -> None:

@@ -38,7 +38,8 @@ from typing import Any
 
 import torch
 from keep import keep
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from shapes import random_llama
+from transformers import AutoModelForCausalLM
 
 from headway.core.clock import process_cpu_s, stopwatch
 from headway.core.facts import MFU_CONVENTION
@@ -51,16 +52,7 @@ GROUP = 8
 def make_model(options: argparse.Namespace) -> Any:
     if options.model:
         return AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
-    torch.manual_seed(0)
-    wide = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
-    small = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
-    if options.small:
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = LlamaConfig(
-        **(small if options.small else wide), **heads, max_position_embeddings=2048, tie_word_embeddings=True
-    )
-    return LlamaForCausalLM(config)
+    return random_llama(small=options.small)
 
 
 def draw(options: argparse.Namespace, vocab: int) -> tuple[list[int], list[list[int]]]:

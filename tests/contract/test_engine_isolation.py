@@ -4,12 +4,18 @@ import asyncio
 import math
 import random
 import re
+from array import array
 from dataclasses import replace
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from headway.generator.decoder import Decoder, Piece
+from headway.generator.kv import KvCache
+from headway.generator.packing import pack_weights
+from headway.generator.policies import Served
+from headway.models.shape import model_shape
 from tests.contract.engine_contract import collect, request
 from tests.contract.engine_parts import make_engine
 from tests.unit.family_models import make_model
@@ -82,7 +88,7 @@ async def test_a_version_that_computes_nan_leaves_nothing_to_the_next(models, kv
             assert answer.finish in (("aborted", "lost") if aborts else ("lost",))
             assert not len(answer.token_ids)
             if answer.finish == "lost":
-                assert f"version 0.{2 * turn + 1} computed keys or values" in answer.message
+                assert f"version 0.{2 * turn + 1} computed values that are not finite" in answer.message
         assert is_all_finite(engine)
         await engine.apply(0, 2 * turn + 2, "2", kv)
         assert answers_of(await run_all(engine, f"good{turn}-")) == expected
@@ -116,11 +122,29 @@ async def test_an_adapter_that_overflows_spoils_nobody_elses_answers(models, ove
     await engine.close()
 
 
+def test_infinities_that_no_later_layer_meets_are_seen():
+    """A key whose every score is -inf is attended to by nobody, so that only its own layer tells of it."""
+    model = make_model("llama", 0, **ROOM)
+    shape = model_shape(model.config.to_dict())
+    with torch.no_grad():
+        keys = model.model.layers[0].self_attn.k_proj.weight.zero_()
+        keys[0] = 3e38
+    cache = KvCache(shape, 2, 256, torch.device("cpu"))
+    decoder = Decoder(shape, pack_weights(shape, model.state_dict().items()), 256)
+    decoder.prefill([Piece(0, 0, array("i", [5, 7]), Served("main", 0, 0))], cache)
+    last, _ = cache.layer(shape.num_layers - 1)
+    assert last.isfinite().all()
+    assert not cache.is_finite(0, 0, 2)
+    assert cache.is_finite(0, 2, 9)
+    assert cache.is_finite(1, 0, 9)
+    assert cache.are_finite([1, 5]) == [False, True]
+
+
 async def test_no_value_of_a_request_ends_the_engine(models):
     engine = make_engine(models, **SETTINGS)
     (expected,) = await run_all(engine, "first", [9])
     odd = {
-        "temperature": (5e-324, 1e-40, 1e6, 1e300, 10**400, math.nan, "1"),
+        "temperature": (5e-324, 1e-6, 1e-40, 1e6, 1e300, 10**400, math.nan, "1"),
         "top_p": (1e-320, math.nan, None),
         "min_p": (1e-320, math.nan, None),
         "top_k": (10**30, 2.5, None),

@@ -218,3 +218,29 @@ def test_a_begun_step_goes_on_with_the_rows_that_it_began_with(make_trainer, row
     trainer.gather(rows[:2])
     with pytest.raises(HeadwayError, match="a group must be in one part"):
         trainer.gather([rows[1]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "lr_scale", "name"),
+    [
+        ({"learning_rate": float("nan")}, 1.0, "learning_rate"),
+        ({"learning_rate": -1.0}, 1.0, "learning_rate"),
+        ({"max_grad_norm": float("nan")}, 1.0, "max_grad_norm"),
+        ({"max_grad_norm": 0.0}, 1.0, "max_grad_norm"),
+        ({"beta1": 1.0}, 1.0, "beta1"),
+        ({"beta2": float("nan")}, 1.0, "beta2"),
+        ({"eps": 0.0}, 1.0, "eps"),
+        ({"weight_decay": float("inf")}, 1.0, "weight_decay"),
+        ({}, float("nan"), "lr_scale"),
+        ({}, -1.0, "lr_scale"),
+    ],
+)
+def test_an_optimizer_step_of_nonsense_moves_nothing(make_trainer, rows, settings, lr_scale, name):
+    trainer = make_trainer()
+    trainer.forward_backward(rows, trainer.batch_wide(rows))
+    before = {key: gradient.clone() for key, gradient in trainer.gradients().items()}
+    with pytest.raises(HeadwayError, match=name):
+        trainer.optim_step(OptimSettings(**settings), lr_scale=lr_scale)
+    assert trainer.steps == 0
+    assert all(torch.equal(gradient, before[key]) for key, gradient in trainer.gradients().items())
+    assert trainer.optim_step()["nonfinite"] == 0.0

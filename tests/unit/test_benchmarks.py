@@ -1,8 +1,10 @@
 """The benchmarks against peers: options, configs, what they compute from runs. They run nothing here."""
 
+import ast
 import json
 import statistics
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,39 @@ def test_scenes_are_chosen_by_name():
     ]
     with pytest.raises(SystemExit):
         loop.parse(["--scenes", "huge"])
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("*.py")), ids=lambda path: path.stem)
+def test_every_script_finds_what_it_imports(script):
+    tree = ast.parse(script.read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (ROOT / f"{node.module}.py").is_file():
+            there = {
+                name
+                for part in ast.parse((ROOT / f"{node.module}.py").read_text()).body
+                for name in named(part)
+            }
+            assert {alias.name for alias in node.names} <= there
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for name in [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]:
+                root = (name or "").partition(".")[0]
+                assert find_spec(root), f"{script.name} imports {name}"
+
+
+def named(part):
+    """Return the names that a statement of a module defines."""
+    match part:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return [part.name]
+        case ast.Assign():
+            return [
+                node.id for target in part.targets for node in ast.walk(target) if isinstance(node, ast.Name)
+            ]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case ast.ImportFrom():
+            return [alias.asname or alias.name for alias in part.names]
+    return []
 
 
 def test_the_other_benchmarks_take_their_options():

@@ -22,7 +22,7 @@ def problem_of(item):
     [
         {"max_tokens": 10**30},
         {"temperature": 1},
-        {"temperature": 5e-324},
+        {"temperature": 1e-6},
         {"temperature": 1e6},
         {"top_k": 10**30},
         {"top_p": 1e-320, "min_p": 1e-320},
@@ -38,7 +38,10 @@ def test_what_is_odd_but_well_defined_runs(options):
     ("field", "values"),
     [
         ("max_tokens", [0, -1, 2.5, 8.0, True, None, "8", math.inf, -BIG]),
-        ("temperature", [-1, math.inf, math.nan, 1e300, 10**400, BIG, True, "1", None, 1j]),
+        (
+            "temperature",
+            [-1, 5e-324, 1e-45, 9e-7, math.inf, math.nan, 1e300, 10**400, BIG, True, "1", None, 1j],
+        ),
         ("top_p", [0, -0.5, 1.1, math.nan, True, "1", None]),
         ("top_k", [-1, 2.5, math.nan, True, "1", None]),
         ("min_p", [-0.1, 1.5, math.nan, False, "0", None]),

@@ -203,7 +203,7 @@ class DecodeLoop:
             if self.cache.is_finite(live.slot.index, live.slot.own, live.slot.own + n):
                 live.slot.resident += n
             else:
-                self._lose(live, "keys or values")
+                self._lose(live)
         self._rebuilds.pause(stopwatch() - began)
         self._rebuilds.settle(self.places.running)
 
@@ -227,7 +227,7 @@ class DecodeLoop:
             assert live.slot is not None
             live.slot.resident += 1
             if not (math.isfinite(logprob) and finite[row]):
-                self._lose(live, "logits" if finite[row] else "keys or values")
+                self._lose(live)
                 continue
             live.take(token, logprob)
             live.extra.take(drawn.kept.get(row), drawn.model_logprobs.get(row))
@@ -240,11 +240,11 @@ class DecodeLoop:
 
     # --- bookkeeping ---
 
-    def _lose(self, live: Live, what: str) -> None:
-        """End a request whose policy computed what is not finite."""
+    def _lose(self, live: Live) -> None:
+        """End a request whose values are not finite; no other row may meet them, not even multiplied by 0."""
         assert live.slot is not None
         self.slots.erase(live.slot)
-        self._finish(live, "lost", f"{live.served} computed {what} that are not finite")
+        self._finish(live, "lost", f"{live.served} computed values that are not finite")
 
     def _finish(self, live: Live, reason: FinishReason, message: str) -> None:
         streams = self._streams(live)

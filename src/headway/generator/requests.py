@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headway.core.protocols import GenerateRequest, Sampling
 
+MIN_TEMPERATURE = 1e-6
+"""But for 0. Below it logits over the temperature, which training computes, may leave float32."""
+
 MAX_TEMPERATURE = 1e6
 """Beyond it every token is as likely as any other, in f32."""
 
@@ -83,6 +86,8 @@ def _wrong_sampling(sampling: Sampling) -> str:
         return f"max_tokens must be at least 1, not {_short(sampling.max_tokens)}"
     if not 0 <= sampling.temperature <= MAX_TEMPERATURE:
         return f"temperature must be from 0 to {MAX_TEMPERATURE:g}, not {_short(sampling.temperature)}"
+    if 0 < sampling.temperature < MIN_TEMPERATURE:
+        return f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, not {sampling.temperature}"
     if not 0 < sampling.top_p <= 1:
         return f"top_p must be above 0 and at most 1, not {_short(sampling.top_p)}"
     if sampling.top_k < 0:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headway.core.settings import Problem, setting
-
-_LEAST_TEMPERATURE = 0.001  # but for 0: training divides logits by it, which must stay finite in f32
+from headway.generator.requests import MIN_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,8 @@ class GeneratorSettings:
 
     max_adapters: int = setting(
         64,
-        "LoRA adapters that one replica may serve beside its weights; their memory is taken as they come.",
+        "LoRA adapters that one replica may serve beside its weights; their memory is taken as they come. "
+        "For programs that use the engine: no command loads adapters yet.",
         ge=1,
         le=65_536,
     )
@@ -117,12 +117,12 @@ class GeneratorSettings:
                     "Lower max_answer_tokens or raise max_context_tokens.",
                 )
             )
-        if 0 < self.temperature < _LEAST_TEMPERATURE:
+        if 0 < self.temperature < MIN_TEMPERATURE:
             found.append(
                 Problem(
                     "temperature",
                     self.temperature,
-                    f"a temperature is 0, or {_LEAST_TEMPERATURE} and more",
+                    f"a temperature is 0, or {MIN_TEMPERATURE} and more",
                     "Set 0 for greedy answers.",
                 )
             )

@@ -12,6 +12,7 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from headway.core.errors import HeadwayError
 from headway.runtime.worker import tie_to_parent
 
 
@@ -26,10 +27,11 @@ def main() -> int:
     except EOFError:
         return 1
     sys.path[:] = job.import_path
+    from headway.runtime.ranked import PATIENCE
     from headway.runtime.trainer_worker import local_trainer
     from headway.trainer.ranks import Ranks
 
-    timeout_s = job.config.deadlines.train_s
+    timeout_s = PATIENCE * job.config.deadlines.train_s
     ranks = Ranks(rank, job.config.trainer.ranks, Path(rendezvous), timeout_s=timeout_s)
     trainer = local_trainer(job, ranks)
     while True:
@@ -38,7 +40,13 @@ def main() -> int:
         except (EOFError, ConnectionError):
             break
         trainer.set_threads(threads)
-        getattr(trainer, name)(*arguments, **named)
+        begun = ranks.num_begun
+        try:
+            getattr(trainer, name)(*arguments, **named)
+        except HeadwayError:
+            if ranks.num_begun != begun:
+                raise
+            # Refused before the ranks met in it: rank 0 refuses it alike, and nothing was computed anywhere.
     ranks.close()
     return 0
 

@@ -2,8 +2,9 @@
 
 Rank 0 starts the others and meets them over a file in the run directory. Each operation that computes
 is sent to every other rank, over a socket to each, and then done here as well; inside it the ranks wait for
-one another (`headway.trainer.ranks`), at most deadlines.train_s. Between operations the others wait for the
-next one, without a deadline, and leave when this process does. Only rank 0 publishes and writes checkpoints.
+one another (`headway.trainer.ranks`), at most half of deadlines.train_s. Between operations the others wait
+for the next one, without a deadline, and leave when this process does. Only rank 0 publishes and writes
+checkpoints.
 
 A rank that died ends the operation in progress, or the next one, with an error that names it. The process
 that this is a part of ends with that error, and the scheduler starts it anew, with new ranks.
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 Make = Callable[["Job", "Ranks"], "LocalTrainer"]
 _LEAVE_S = 5.0
+PATIENCE = 0.5
+"""Share of deadlines.train_s that ranks wait for one another: their error comes before the scheduler's."""
 
 
 class RankedTrainer:
@@ -60,7 +63,7 @@ class RankedTrainer:
         self._others = [_start(own, rank, rendezvous) for rank in range(1, self._num_ranks)]
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with self._naming_the_dead():
-            timeout_s = job.config.deadlines.train_s
+            timeout_s = PATIENCE * job.config.deadlines.train_s
             self._ranks = Ranks(0, self._num_ranks, rendezvous, timeout_s=timeout_s)
             self._own = make(own, self._ranks)
 

@@ -28,7 +28,7 @@ from headway.trainer.policy import TrainedPolicy
 from headway.trainer.published import write_version
 from headway.trainer.routing import check_routes
 from headway.trainer.sequences import count, fetch_rows
-from headway.trainer.update import Update, tensor_bytes
+from headway.trainer.update import Update, check_optim, tensor_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -150,7 +150,11 @@ class LocalTrainer:
             self._gathered = Gathered()
         before = self._gathered
         denominators = before.denominators + part
-        sums = self._forward_backward(fetched, BatchWide(part))
+        try:
+            sums = self._forward_backward(fetched, BatchWide(part))
+        except BaseException:
+            self.zero_grad()  # a part of a part is in the gradient: the step begins anew
+            raise
         before.rows += rows
         before.denominators = denominators
         before.sums.merge(sums)
@@ -163,7 +167,11 @@ class LocalTrainer:
             self.gather(rest)
         assert self._gathered is not None
         whole, self._gathered = self._gathered, None
-        scale = whole.close(self._algorithm.normaliser)
+        try:
+            scale = whole.close(self._algorithm.normaliser)
+        except HeadwayError:
+            self.zero_grad()
+            raise
         with torch.no_grad():
             for gradient in self._own_gradients().values():
                 gradient.mul_(scale)
@@ -220,6 +228,7 @@ class LocalTrainer:
         Raises HeadwayError when there is no gradient to apply.
         """
         self.check_gradient()
+        check_optim(settings, lr_scale)
         if self._ranks is not None:
             self._ranks.sum_gradients(list(self._policy.trainable().values()))
         metrics = self._update.apply(self._steps + 1, self._loss_sum, settings, lr_scale)

@@ -49,6 +49,7 @@ class Ranks:
         self, rank: int, size: int, rendezvous: Path, *, timeout_s: float, backend: str = "gloo"
     ) -> None:
         self.rank, self.size, self._timeout_s = rank, size, timeout_s
+        self.num_begun = 0  # collectives
         store = dist.FileStore(str(rendezvous), size)  # pyright: ignore[reportPrivateImportUsage]
 
         def meet() -> None:
@@ -117,6 +118,7 @@ class Ranks:
         return found
 
     def _waiting(self, what: str, collective: Callable[[], object]) -> None:
+        self.num_begun += 1
         try:
             collective()
         except (RuntimeError, dist.DistError) as error:

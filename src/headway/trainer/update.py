@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from headway.core.errors import HeadwayError
 from headway.core.protocols import OptimSettings
 from headway.trainer.schedule import learning_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from torch import Tensor
 
@@ -93,6 +94,23 @@ class Update:
     def num_bytes(self) -> int:
         """Bytes of its tensors."""
         return tensor_bytes(self._optimizer.state_dict())
+
+
+def check_optim(settings: OptimSettings | None, lr_scale: float) -> None:
+    """Raise HeadwayError, naming the field, unless the numbers are those that TrainerSettings would take."""
+    given = settings or OptimSettings()
+    rules: dict[str, tuple[float | None, Callable[[float], bool], str]] = {
+        "learning_rate": (given.learning_rate, lambda value: value >= 0, "at least 0"),
+        "max_grad_norm": (given.max_grad_norm, lambda value: value > 0, "above 0"),
+        "beta1": (given.beta1, lambda value: 0 <= value < 1, "from 0 to below 1"),
+        "beta2": (given.beta2, lambda value: 0 <= value < 1, "from 0 to below 1"),
+        "eps": (given.eps, lambda value: value > 0, "above 0"),
+        "weight_decay": (given.weight_decay, lambda value: value >= 0, "at least 0"),
+        "lr_scale": (lr_scale, lambda value: value >= 0, "at least 0"),
+    }
+    for name, (value, holds, bound) in rules.items():
+        if value is not None and not (math.isfinite(value) and holds(value)):
+            raise HeadwayError(f"{name} of an optimizer step must be finite and {bound}", value=value)
 
 
 def tensor_bytes(value: Any) -> int:
