@@ -23,15 +23,6 @@ def test_exact_numerics_draw_from_the_whole_distribution(truncation):
     assert problem.key == "numerics"
 
 
-@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 9e-7])
-def test_a_temperature_that_training_cannot_divide_by_is_named(temperature):
-    (problem,) = GeneratorSettings(temperature=temperature).problems()
-    assert (problem.key, problem.value) == ("temperature", temperature)
-    assert (
-        GeneratorSettings(temperature=0.0).problems() == GeneratorSettings(temperature=1e-6).problems() == []
-    )
-
-
 def test_every_number_has_an_upper_bound():
     """`top_k` and `max_answer_tokens` have theirs from other settings."""
     numbers = [each for each in fields(GeneratorSettings) if each.type in ("int", "float")]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headway.core.settings import Problem, setting
-from headway.generator.requests import MIN_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +114,6 @@ class GeneratorSettings:
                     self.max_answer_tokens,
                     f"an answer leaves room for a prompt in max_context_tokens = {self.max_context_tokens}",
                     "Lower max_answer_tokens or raise max_context_tokens.",
-                )
-            )
-        if 0 < self.temperature < MIN_TEMPERATURE:
-            found.append(
-                Problem(
-                    "temperature",
-                    self.temperature,
-                    f"a temperature is 0, or {MIN_TEMPERATURE} and more",
-                    "Set 0 for greedy answers.",
                 )
             )
         if self.top_k > self.max_kept_ids:
