@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from pathlib import Path
 
@@ -218,3 +219,25 @@ def test_a_begun_step_goes_on_with_the_rows_that_it_began_with(make_trainer, row
     trainer.gather(rows[:2])
     with pytest.raises(HeadwayError, match="a group must be in one part"):
         trainer.gather([rows[1]])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("learning_rate", 0.0), ("learning_rate", math.nan), ("beta1", 1.0), ("beta2", -0.1), ("eps", 0.0),
+        ("max_grad_norm", 0.0), ("max_grad_norm", math.inf), ("weight_decay", -1.0), ("lr_scale", math.nan),
+        ("lr_scale", -0.5),
+    ],
+)  # fmt: skip
+def test_settings_of_one_step_have_the_bounds_of_the_trainer_s_own(make_trainer, rows, field, value):
+    undisturbed, trainer = make_trainer(), make_trainer()
+    for each in (undisturbed, trainer):
+        each.forward_backward(rows, each.batch_wide(rows))
+    scale = {"lr_scale": value} if field == "lr_scale" else {}
+    with pytest.raises(HeadwayError, match=f"{field} of an optimizer step must be"):
+        trainer.optim_step(None if scale else OptimSettings(**{field: value}), **scale)
+    if scale:
+        with pytest.raises(HeadwayError, match="lr_scale of an optimizer step must be"):
+            trainer.step(rows, value)
+    assert trainer.optim_step() == undisturbed.optim_step()
+    assert torch.equal(after(trainer, rows), after(undisturbed, rows))

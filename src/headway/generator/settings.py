@@ -19,9 +19,11 @@ class GeneratorSettings:
         0, "CPU threads of each replica's decode loop; 0 lets the runtime divide the cores.", ge=0
     )
     max_running: int = setting(
-        32, "Requests decoded together. As many again may keep their KV between turns.", ge=1
+        32, "Requests decoded together. As many again may keep their KV between turns.", ge=1, le=1 << 16
     )
-    max_context_tokens: int = setting(512, "Longest context of one request: prompt and answer.", ge=2)
+    max_context_tokens: int = setting(
+        512, "Longest context of one request: prompt and answer.", ge=2, le=1 << 24
+    )
     kv_cache_mb: int = setting(
         0,
         "Cap on the KV of each replica, in MiB: requests, kept sessions and shared prompts. When it is "
@@ -29,7 +31,9 @@ class GeneratorSettings:
         "2 * max_running whole contexts.",
         ge=0,
     )
-    max_answer_tokens: int = setting(128, "Longest answer of one turn; the rollout loop asks for it.", ge=1)
+    max_answer_tokens: int = setting(
+        128, "Longest answer of one turn; the rollout loop asks for it.", ge=1, le=1 << 24
+    )
     temperature: float = setting(1.0, "Sampling temperature of training rollouts; 0 is greedy.", ge=0)
     top_p: float = setting(
         1.0, "Sample among the likeliest tokens that have so much probability together; 1 is off.", gt=0, le=1
@@ -56,7 +60,9 @@ class GeneratorSettings:
         "padded sequence at a time, so that their log-probs are the same to the last bit, many times slower. "
         "fast: they differ by rounding, which each step measures (docs/numerics.md).",
     )
-    prefill_chunk_tokens: int = setting(512, "Prompt tokens computed between two decode steps at most.", ge=1)
+    prefill_chunk_tokens: int = setting(
+        512, "Prompt tokens computed between two decode steps at most.", ge=1, le=1 << 24
+    )
     chunk_tokens: int = setting(
         32,
         "Tokens of an answer that are handed on at once. They survive the generator's death, and pruning "
@@ -70,7 +76,7 @@ class GeneratorSettings:
         "For programs that use the engine: no command loads adapters yet.",
         ge=1,
     )
-    max_adapter_rank: int = setting(64, "Highest rank of an adapter that is taken.", ge=1)
+    max_adapter_rank: int = setting(64, "Highest rank of an adapter that is taken.", ge=1, le=1 << 16)
 
     @property
     def exact_context_tokens(self) -> int:
