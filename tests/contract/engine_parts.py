@@ -26,7 +26,7 @@ def count_prefilled(monkeypatch):
 
     def prefill(self, pieces, cache):
         counted.extend(len(piece.token_ids) for piece in pieces)
-        real(self, pieces, cache)
+        return real(self, pieces, cache)
 
     monkeypatch.setattr(Decoder, "prefill", prefill)
     return counted

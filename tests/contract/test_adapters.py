@@ -150,6 +150,21 @@ async def test_running_requests_go_on_under_an_update(kv, models):
     await engine.close()
 
 
+async def test_an_adapter_that_overflows_loses_its_own_requests_alone(models, place):
+    change_tensors(place, lambda tensors: [tensor.mul_(1e30) for tensor in tensors.values()])
+    engine = make_engine(models.base, max_running=4, prefill_chunk_tokens=16)
+    wanted = await collect(engine, ask(MAIN_POLICY, "alone", [1, 2, 3], max_tokens=30, temperature=0.0))
+    await engine.load_adapter("huge", 0, 1, str(place), "keep")
+    for turn in range(6):
+        broken = [ask("huge", f"h{turn}.{i}", [i + 5] * 40, max_tokens=9) for i in range(3)]
+        sound = ask(MAIN_POLICY, f"m{turn}", [1, 2, 3], max_tokens=30, temperature=0.0)
+        *lost, answer = await collect_all(engine, [*broken, sound])
+        assert {each.finish for each in lost} == {"lost"}
+        assert all("adapter 'huge'" in each.message for each in lost)
+        assert answer.token_ids == wanted.token_ids
+    await engine.close()
+
+
 async def test_an_engine_that_took_up_weights_takes_no_adapters(models):
     engine = make_engine(models.base)
     await engine.apply(0, 1, "", "keep")

@@ -386,3 +386,32 @@ async def test_an_answer_cannot_begin_before_its_prompt():
     for count in (3, 4, -1):
         assert (await collect(engine, request("a", [1, 2, 3], num_answer_tokens=count))).finish == "rejected"
     await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("top_k", 2.5),
+        ("top_k", True),
+        ("max_tokens", 2.5),
+        ("seed", "1"),
+        ("temperature", 1e-45),
+        ("temperature", None),
+        ("top_p", "0.9"),
+        ("min_p", 2.0),
+    ],
+)
+async def test_a_request_of_nonsense_is_rejected_and_ends_nothing_else(engine, field, value):
+    bad = await collect(engine, request("bad", [1, 2], **{field: value}))
+    assert bad.finish == "rejected"
+    assert field in bad.message
+    assert (await collect(engine, request("good", [1, 2], max_tokens=3))).finish == "length"
+
+
+async def test_the_load_is_told_at_once_when_an_abort_ends_the_last_request(engine):
+    running = asyncio.ensure_future(collect(engine, request("a", [1, 2], max_tokens=1000)))
+    await engine.end_session("nobody's")  # once this is done, the request was taken in
+    await engine.abort(None)
+    await running
+    await engine.end_session("nobody's")  # a job after the abort's: what it told is there
+    assert engine.stats().num_running == 0

@@ -222,22 +222,37 @@ def test_a_begun_step_goes_on_with_the_rows_that_it_began_with(make_trainer, row
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("settings", "lr_scale", "name"),
     [
-        ("learning_rate", 0.0), ("learning_rate", math.nan), ("beta1", 1.0), ("beta2", -0.1), ("eps", 0.0),
-        ("max_grad_norm", 0.0), ("max_grad_norm", math.inf), ("weight_decay", -1.0), ("lr_scale", math.nan),
-        ("lr_scale", -0.5),
+        ({"learning_rate": float("nan")}, 1.0, "learning_rate"),
+        ({"learning_rate": -1.0}, 1.0, "learning_rate"),
+        ({"max_grad_norm": float("nan")}, 1.0, "max_grad_norm"),
+        ({"max_grad_norm": 0.0}, 1.0, "max_grad_norm"),
+        ({"beta1": 1.0}, 1.0, "beta1"),
+        ({"beta2": float("nan")}, 1.0, "beta2"),
+        ({"eps": 0.0}, 1.0, "eps"),
+        ({"weight_decay": float("inf")}, 1.0, "weight_decay"),
+        ({}, float("nan"), "lr_scale"),
+        ({}, -1.0, "lr_scale"),
     ],
-)  # fmt: skip
-def test_settings_of_one_step_have_the_bounds_of_the_trainer_s_own(make_trainer, rows, field, value):
+)
+def test_an_optimizer_step_of_nonsense_moves_nothing(make_trainer, rows, settings, lr_scale, name):
+    trainer = make_trainer()
+    trainer.forward_backward(rows, trainer.batch_wide(rows))
+    before = {key: gradient.clone() for key, gradient in trainer.gradients().items()}
+    with pytest.raises(HeadwayError, match=name):
+        trainer.optim_step(OptimSettings(**settings), lr_scale=lr_scale)
+    assert trainer.steps == 0
+    assert all(torch.equal(gradient, before[key]) for key, gradient in trainer.gradients().items())
+    assert trainer.optim_step()["nonfinite"] == 0.0
+
+
+@pytest.mark.parametrize("lr_scale", [math.nan, -0.5])
+def test_a_step_at_a_nonsensical_part_of_the_learning_rate_moves_nothing(make_trainer, rows, lr_scale):
     undisturbed, trainer = make_trainer(), make_trainer()
     for each in (undisturbed, trainer):
         each.forward_backward(rows, each.batch_wide(rows))
-    scale = {"lr_scale": value} if field == "lr_scale" else {}
-    with pytest.raises(HeadwayError, match=f"{field} of an optimizer step must be"):
-        trainer.optim_step(None if scale else OptimSettings(**{field: value}), **scale)
-    if scale:
-        with pytest.raises(HeadwayError, match="lr_scale of an optimizer step must be"):
-            trainer.step(rows, value)
+    with pytest.raises(HeadwayError, match="lr_scale of an optimizer step must be"):
+        trainer.step(rows, lr_scale)
     assert trainer.optim_step() == undisturbed.optim_step()
     assert torch.equal(after(trainer, rows), after(undisturbed, rows))

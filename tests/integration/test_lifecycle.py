@@ -92,9 +92,9 @@ def test_two_interrupts_and_a_killed_driver_leave_nothing_and_the_run_goes_on(be
 def test_a_killed_worker_is_started_anew_and_too_many_deaths_end_the_run(bench):
     command = begin(bench).until_step(1)
     os.kill(bench.worker(command, "generator0"), signal.SIGKILL)
-    command.until("generator generator0 is started anew").until_step(3)
+    command.until("generator0 is started anew").until_step(3)
     os.kill(bench.worker(command, "trainer"), signal.SIGKILL)
-    command.until("trainer trainer is started anew").until_step(5)
+    command.until("trainer is started anew").until_step(5)
     os.kill(bench.worker(command, "trainer"), signal.SIGKILL)
     ended = command.ended(within_s=60)
     assert ended.code == 1, ended.text

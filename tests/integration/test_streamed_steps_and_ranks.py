@@ -47,7 +47,7 @@ def test_a_dead_rank_is_a_dead_trainer_that_comes_back_with_all_its_ranks(bench)
     ).until_step(1)
     (rank,) = ranks_of(bench.worker(command, "trainer"))
     os.kill(rank, signal.SIGKILL)
-    command.until("trainer trainer is started anew")
+    command.until("trainer is started anew")
     ended = command.ended()
     assert ended.code == 0, ended.text
     assert "rank 1 of the trainer was ended by SIGKILL" in ended.out + ended.err

@@ -70,8 +70,12 @@ class Decoder:
         self._num_rotated = shape.num_heads + shape.num_kv_heads
 
     @torch.inference_mode()
-    def prefill(self, pieces: Sequence[Piece], cache: KvCache) -> None:
-        """Compute the KV of these pieces, packed into one batch of tokens."""
+    def prefill(self, pieces: Sequence[Piece], cache: KvCache) -> set[int]:
+        """Compute the KV of these pieces, packed into one batch of tokens.
+
+        Returns the slots of pieces with KV that is not finite. What is not finite in one layer is not in the
+        next ones either, so that the last one is looked at.
+        """
         grouped = together([each.served.adapter for each in pieces], [len(each.token_ids) for each in pieces])
         mixture = None
         if grouped is not None:
@@ -101,7 +105,7 @@ class Decoder:
             keys, values = cache.layer(index)
             q = self._project(x, index, rotation, keys, values, slots, columns, mixture)
             if index == last and layer.router is None and not scored:
-                return  # its KV is written, and nobody reads the output
+                break  # its KV is written, and nobody reads the output
             attended = x.new_empty(len(tokens), heads * d)
             at = 0
             for piece, start, n, mask in zip(pieces, starts, lengths, masks, strict=True):
@@ -118,6 +122,9 @@ class Decoder:
                 targets = torch.from_numpy(scores.targets(piece.start, part)).to(self._device)
                 found = target_logprobs(output[part], self._logits, targets)
                 scores.take(piece.start, part, found.cpu().numpy())
+        keys, values = cache.layer(last)
+        written = keys[slots, :, columns].abs().amax((1, 2)) + values[slots, :, columns].abs().amax((1, 2))
+        return set(slots[~written.isfinite()].tolist())
 
     @torch.inference_mode()
     def decode(self, fed: Sequence[Fed], cache: KvCache) -> torch.Tensor:

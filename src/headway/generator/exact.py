@@ -62,8 +62,9 @@ class ExactDecoder:
         self._forward.take(tensors)
         self._weights = tensors
 
-    def prefill(self, pieces: Sequence[Piece], cache: KvCache) -> None:
-        """Nothing is computed ahead."""
+    def prefill(self, pieces: Sequence[Piece], cache: KvCache) -> set[int]:
+        """Compute nothing ahead, and nothing that is not finite."""
+        return set()
 
     def decode(self, fed: Sequence[Fed], cache: KvCache) -> torch.Tensor:
         """Return the log-distribution of the token after each context, f32 [m, vocab].

@@ -86,6 +86,8 @@ class DecodeLoop:
             while not self.inbox.stopping:
                 while (job := self.inbox.next_job(self._is_busy)) is not None:
                     self._do(job)
+                    if not self._is_busy():
+                        self._publish_stats()  # no step follows
                 self.step()
         except BaseException as error:  # every consumer hears of it, in its terminal chunk
             reason, message = "lost", f"the engine's thread died: {type(error).__name__}: {error}"
@@ -197,10 +199,13 @@ class DecodeLoop:
             assert slot is not None
             ids = live.tokens[slot.resident : slot.resident + n]
             pieces.append(Piece(slot.index, slot.resident, ids, live.served, live.scores, slot.parts))
-        self.decoder.prefill(pieces, self.cache)
+        broken = self.decoder.prefill(pieces, self.cache)
         for live, n in chunk:
             assert live.slot is not None
             live.slot.resident += n
+        for live, _ in chunk:
+            if live.slot is not None and live.slot.index in broken:
+                self._lose(live)
         self._rebuilds.pause(stopwatch() - began)
         self._rebuilds.settle(self.places.running)
 
@@ -223,9 +228,7 @@ class DecodeLoop:
             assert live.slot is not None
             live.slot.resident += 1
             if not math.isfinite(logprob):
-                message = f"{live.served} computed logits that are not finite"
-                self.slots.erase(live.slot)
-                self._finish(live, "lost", message)
+                self._lose(live)
                 continue
             live.take(token, logprob)
             live.extra.take(drawn.kept.get(row), drawn.model_logprobs.get(row))
@@ -237,6 +240,12 @@ class DecodeLoop:
         self._steps.append((stopwatch(), len(ready)))
 
     # --- bookkeeping ---
+
+    def _lose(self, live: Live) -> None:
+        """End a request whose values are not finite; no other row may meet them, not even multiplied by 0."""
+        assert live.slot is not None
+        self.slots.erase(live.slot)
+        self._finish(live, "lost", f"{live.served} computed values that are not finite")
 
     def _finish(self, live: Live, reason: FinishReason, message: str) -> None:
         streams = self._streams(live)

@@ -25,7 +25,6 @@ class Regions:
         self._at: list[Region | None] = [None] * len(memory.held)
         self._free = list(range(len(memory.held)))[::-1]  # the last one freed is taken first
         self._uses = 0
-        self._broken = False
 
     def drop(self, region: Region) -> None:
         """Forget the contents; the memory is given back when it is wanted."""

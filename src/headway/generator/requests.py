@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headway.core.protocols import GenerateRequest
 
+MIN_TEMPERATURE = 1e-6
+"""Below it logits over the temperature may leave float32."""
+
 
 def problem(
     request: GenerateRequest, *, context: int, vocab: int, decodes_text: bool, streams: Collection[str]
@@ -22,6 +25,12 @@ def problem(
         streams: that the engine has.
     """
     sampling = request.sampling
+    for name in ("max_tokens", "top_k", "seed"):
+        if type(value := getattr(sampling, name)) is not int:
+            return f"{name} must be a whole number, not {value!r}"
+    for name in ("temperature", "top_p", "min_p"):
+        if type(value := getattr(sampling, name)) not in (int, float):
+            return f"{name} must be a number, not {value!r}"
     if not len(request.prompt_ids):
         return "the prompt is empty"
     if len(request.prompt_ids) >= context:
@@ -37,6 +46,8 @@ def problem(
         return f"the answer cannot begin with {request.num_answer_tokens} tokens of its prompt"
     if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
         return f"temperature, top_p or top_k is out of range: {sampling}"
+    if 0 < sampling.temperature < MIN_TEMPERATURE:
+        return f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, not {sampling.temperature}"
     if not 0 <= sampling.min_p <= 1:
         return f"min_p must be from 0 to 1, not {sampling.min_p}"
     if sampling.stop_strings and not decodes_text:

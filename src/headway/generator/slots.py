@@ -72,7 +72,6 @@ class Slots(Regions):
             part.prefix.salt = None
         self._let_go(slot)
         self.memory.trim(slot.index, 0)
-        self._broken = True
 
     def end_session(self, session: str) -> None:
         """Free what is kept for a session; a request that still runs keeps its slot until it ends."""
@@ -99,10 +98,6 @@ class Slots(Regions):
             if prefix.salt == old:
                 prefix.salt = None
                 self._drop_unused(prefix)
-        if self._broken:  # a prefill that the update cut short may have left the same
-            for index, region in enumerate(self._at):
-                self.memory.trim(index, region.own if region else 0)
-            self._broken = False
 
     def forget(self, salt: Salt) -> None:
         """Drop what is kept of a policy that is gone."""

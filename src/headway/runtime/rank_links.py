@@ -1,9 +1,9 @@
 """The trainer's other ranks, as rank 0 sees them: their processes, what they say, and how they end.
 
-A rank says `here` once its imports are done, `ready` once its trainer is built, and from then on the number of
-collectives that it has begun, at each. Rank 0 waits for the first two: a rank that dies closes its socket, which
-ends the wait at once, and a deadline bounds it. In an operation rank 0 waits inside a collective, where it
-hears nobody. So a timer ends the ranks that have not come by then, and their end unblocks the collective.
+A rank says `here` once its imports are done, `ready` once its trainer is built, and from then on the number
+of collectives that it has begun, at each. Rank 0 waits for the first two: a rank that dies closes its socket,
+which ends the wait at once, and a deadline bounds it. In an operation rank 0 waits inside a collective, where
+it hears nobody. So a timer ends the ranks that have not come by then, and their end unblocks the collective.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class OtherRanks:
 
     @contextlib.contextmanager
     def watched(self, limit_s: float, num_begun: Callable[[], int]) -> Generator[None]:
-        """End the ranks that have begun fewer collectives than this process, `limit_s` after the beginning."""
+        """End the ranks that are behind this process in collectives, `limit_s` after the beginning."""
         self._listen()
         timer = threading.Timer(limit_s, self._end_the_late, (limit_s, num_begun))
         timer.daemon = True

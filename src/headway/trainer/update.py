@@ -113,8 +113,9 @@ def tensor_bytes(value: Any) -> int:
 
 
 def check_optim(given: OptimSettings | None, lr_scale: float) -> None:
-    """Raise HeadwayError, naming the field, for settings of one step out of the trainer's own bounds."""
+    """Raise HeadwayError, naming the field, for settings of one step out of the bounds of TrainerSettings."""
     rules = {own.name: own.metadata["rule"] for own in dataclasses.fields(TrainerSettings)}
+    rules["learning_rate"] = Rule(ge=0)  # a step that moves nothing is one
     named = {} if given is None else {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
     checked = [(name, value, rules[name]) for name, value in named.items() if value is not None]
     for name, value, rule in [*checked, ("lr_scale", lr_scale, Rule(ge=0))]:
