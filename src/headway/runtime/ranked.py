@@ -76,6 +76,7 @@ class RankedTrainer:
             self._others.meet("ready", until, start_s)
         except BaseException:
             self._others.kill()
+            self._others.close()
             Ranks.leave()
             raise
 
