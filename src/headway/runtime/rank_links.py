@@ -128,11 +128,16 @@ class OtherRanks:
             raise self.named(error.rule) from error
 
     def named(self, rule: str, among: Sequence[OtherRank] = ()) -> HeadwayError:
-        """Return an error that says which ranks ended and how; those that were silent alone, if any were."""
+        """Return an error that says which ranks ended and how; those that were silent alone, if any were.
+
+        Of `among` it is known that they are ending, which may take a while: torch is taken down.
+        """
         silent = [rank for rank in self.ranks if rank.silent_s]
-        until = stopwatch() + _END_S
+        until = stopwatch() + (_LEAVE_S if among else _END_S)
         endings = [_ending(rank, until) for rank in among or silent or self.ranks]
         text = "; ".join(found for found in endings if found)
+        if among and not text:
+            text = "; ".join(f"rank {rank.rank} of the trainer closed its connection" for rank in among)
         remedy = "What it printed is in the trainer's log" if text else ""
         return HeadwayError(f"{text}: {rule}" if text else rule, remedy=remedy, key="trainer.ranks")
 
