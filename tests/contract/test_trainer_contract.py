@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from pathlib import Path
 
@@ -244,3 +245,14 @@ def test_an_optimizer_step_of_nonsense_moves_nothing(make_trainer, rows, setting
     assert trainer.steps == 0
     assert all(torch.equal(gradient, before[key]) for key, gradient in trainer.gradients().items())
     assert trainer.optim_step()["nonfinite"] == 0.0
+
+
+@pytest.mark.parametrize("lr_scale", [math.nan, -0.5])
+def test_a_step_at_a_nonsensical_part_of_the_learning_rate_moves_nothing(make_trainer, rows, lr_scale):
+    undisturbed, trainer = make_trainer(), make_trainer()
+    for each in (undisturbed, trainer):
+        each.forward_backward(rows, each.batch_wide(rows))
+    with pytest.raises(HeadwayError, match="lr_scale of an optimizer step must be"):
+        trainer.step(rows, lr_scale)
+    assert trainer.optim_step() == undisturbed.optim_step()
+    assert torch.equal(after(trainer, rows), after(undisturbed, rows))

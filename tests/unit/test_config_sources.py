@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,30 @@ def test_extra_groups_that_are_kept_need_room_below_the_bound(tmp_path):
     with pytest.raises(ConfigError, match=r"depth 2 and 1 more batches \(2 groups\) exceed queue.bound 2"):
         load(tmp_path, TEXT, *keep)
     assert load(tmp_path, TEXT, *keep, "queue.depth=1").oversampling.groups_extra == 2
+
+
+@pytest.mark.parametrize("when_met", ["finish", "park"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        (), ("queue.bound=0",), ("queue.depth=2",), ("queue.publish_every=3",),
+        ("oversampling.groups_extra=11",),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_room_for_extra_groups_is_what_the_error_says(tmp_path, given, when_met):
+    keep = ("oversampling.groups_extra=2", f'oversampling.when_met="{when_met}"', *given)
+    with pytest.raises(ConfigError, match="more batches") as caught:
+        load(tmp_path, TEXT, *keep)
+    told = re.search(r"Use (.*), or oversampling", str(caught.value))
+    assert told is not None
+    load(tmp_path, TEXT, *keep, *(setting.replace(" ", "") for setting in told[1].split(" and ")))
+
+
+@pytest.mark.parametrize("key", ["trainer.micro_batch_tokens", "trainer.lora_rank", "generator.max_running"])
+def test_a_size_of_tensors_has_an_upper_bound(tmp_path, key):
+    with pytest.raises(ConfigError, match=f"{key}: must be at least 1 and at most "):
+        load(tmp_path, TEXT, f"{key}={10**23}")
 
 
 def test_the_tasks_of_a_source_name_it_and_any_worker_can_make_them_again(tmp_path):

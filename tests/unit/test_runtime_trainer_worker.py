@@ -1,7 +1,9 @@
 """The trainer's desk: what a rollback brings back, and what a checkpoint beside training contains."""
 
+import math
 import os
 import shutil
+import signal
 import sys
 from array import array
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +21,9 @@ from headway.core.payload import Payload, PayloadWriter
 from headway.core.records import FLAGS, FLOATS, TOKENS, TrainingSample, VersionSpan
 from headway.models.fetch import fetch
 from headway.queue.settings import CheckpointSettings
+from headway.runtime import rank_links
 from headway.runtime.job import Job, checkpoint_dir, payload_dir, weights_dir
+from headway.runtime.ranked import RankedTrainer
 from headway.runtime.trainer_worker import Desk
 from headway.trainer.checkpoints import complete_checkpoints
 
@@ -280,8 +284,7 @@ def test_a_dead_rank_ends_the_trainer_and_is_named(job, train):
     with ThreadPoolExecutor(1) as writer:
         desk = Desk(ranked(job, 2), writer)
         obey(desk, train(1))
-        process, _ = desk.trainer._others[0]
-        process.kill()
+        desk.trainer._others.ranks[0].process.kill()
         with pytest.raises(HeadwayError, match="rank 1 of the trainer was ended by SIGKILL"):
             obey(desk, train(2))
         desk.trainer.close()
@@ -300,4 +303,91 @@ def test_rows_that_are_refused_stop_no_rank(job, train):
         with pytest.raises(HeadwayError, match="needs a gradient"):
             trainer.optim_step()
         assert len(trainer.forward(rows)) == 2
+        trainer.close()
+
+
+def with_deadlines(job, **deadlines):
+    return replace(job, config=replace(job.config, deadlines=replace(job.config.deadlines, **deadlines)))
+
+
+def test_a_rank_that_hangs_is_named_before_the_step_s_deadline(job, train):
+    with ThreadPoolExecutor(1) as writer:
+        desk = Desk(with_deadlines(ranked(job, 3), train_s=5.0), writer)
+        os.kill(desk.trainer._others.ranks[1].process.pid, signal.SIGSTOP)
+        with pytest.raises(HeadwayError, match=r"rank 2 of the trainer did not answer for 4 s: ") as caught:
+            obey(desk, train(1))
+        assert "rank 1 of the trainer" not in str(caught.value)
+        with pytest.raises(HeadwayError, match="must be started anew: step failed in the midst of them"):
+            obey(desk, train(1))
+        desk.trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "start_s"),
+    [
+        (signal.SIGKILL, "rank 1 of the trainer was ended by SIGKILL: the trainer's ranks must start", 180.0),
+        (
+            signal.SIGSTOP,
+            "rank 1 of the trainer did not answer for 0.8 s: the trainer's ranks must start",
+            1.0,
+        ),
+    ],
+)
+def test_a_rank_that_does_not_start_is_named(job, monkeypatch, number, words, start_s):
+    start = rank_links._start
+
+    def start_and_end(*arguments):
+        process, link = start(*arguments)
+        os.kill(process.pid, number)
+        return process, link
+
+    monkeypatch.setattr(rank_links, "_start", start_and_end)
+    with ThreadPoolExecutor(1) as writer, pytest.raises(HeadwayError, match=words) as caught:
+        Desk(with_deadlines(ranked(job, 2), start_s=start_s), writer)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rank_that_dies_while_it_loads_is_named(job):
+    def make(own, ranks):
+        return own
+
+    spoiled = replace(job, model_dir=job.run_dir)  # nothing to load there
+    with pytest.raises(
+        HeadwayError, match="rank 1 of the trainer exited with code 1: the trainer's ranks must"
+    ):
+        RankedTrainer(ranked(spoiled, 2), make)
+
+
+def test_what_is_refused_leaves_every_rank_usable(job, train):
+    rows = grouped(train(1)).rows
+    spoiled = [rows[0]._replace(advantage=float("nan")), rows[1]]
+    full = replace(job, config=replace(job.config, trainer=replace(job.config.trainer, full=True)))
+    with ThreadPoolExecutor(1) as writer:
+        trainer = Desk(ranked(full, 2), writer).trainer
+        alone = Desk(full, writer).trainer
+        wide = trainer.batch_wide(rows)
+        for call, words in (
+            (lambda: trainer.forward(rows, "reference"), "kept with LoRA only"),
+            (lambda: trainer.step(spoiled), "must be finite"),
+            (lambda: trainer.step(rows, math.nan), "lr_scale"),
+            (lambda: trainer.step(rows, num_gathered=1), "handed over before it"),
+            (lambda: trainer.load(str(job.run_dir / "nowhere")), "must have a readable"),
+            (lambda: trainer.optim_step(), "needs a gradient"),
+        ):
+            with pytest.raises(HeadwayError, match=words):
+                call()
+        trainer.gather(rows[:1])
+        for call, words in (
+            (lambda: trainer.gather(rows[:1]), "in one part of a batch"),
+            (lambda: trainer.forward_backward(rows, wide), "between gather and the step"),
+            (lambda: trainer.optim_step(), "between gather and the step"),
+            (lambda: trainer.step(rows[::-1], num_gathered=1), "handed over before it"),
+        ):
+            with pytest.raises(HeadwayError, match=words):
+                call()
+        found = trainer.step(rows, num_gathered=1)
+        expected = alone.step(rows)
+        assert found.num_trained_tokens == expected.num_trained_tokens
+        assert found.metrics["grad_norm"] == pytest.approx(expected.metrics["grad_norm"], rel=1e-4)
+        assert [other.process.poll() for other in trainer._others.ranks] == [None]
         trainer.close()

@@ -67,7 +67,14 @@ def leftovers_stay_within_the_bound(config: Config) -> Iterator[Clash]:
             f"must leave room for extra groups that are kept for a later batch: depth {queue.max_depth} and "
             f"{batches} more batches ({rule.groups_extra} groups) exceed queue.bound {queue.bound}"
         )
-        remedy = f'Use queue.bound = {queue.max_depth + batches}, or oversampling.when_met = "cancel"'
+        room, bound = queue.bound - batches, queue.max_depth + batches
+        if queue.depth >= 0:
+            remedy = f"Use queue.bound = {bound}"
+        elif room >= queue.publish_every - 1:  # as long as queue.depth is -1 it rises with queue.bound
+            remedy = f"Use queue.depth = {room}"
+        else:
+            remedy = f"Use queue.depth = {queue.max_depth} and queue.bound = {bound}"
+        remedy += ', or oversampling.when_met = "cancel"'
         keys = ("oversampling.groups_extra", "oversampling.when_met", "queue.depth", "queue.bound")
         yield Clash(keys, text, remedy)
 

@@ -2,33 +2,33 @@
 
 Rank 0 starts the others and meets them over a file in the run directory. Each operation that computes
 is sent to every other rank, over a socket to each, and then done here as well; inside it the ranks wait for
-one another (`headway.trainer.ranks`), at most half of deadlines.train_s. Between operations the others wait
-for the next one, without a deadline, and leave when this process does. Only rank 0 publishes and writes
-checkpoints.
+one another (`headway.trainer.ranks`). Between operations the others wait for the next one, without a
+deadline, and leave when this process does. Only rank 0 publishes and writes checkpoints.
 
-A rank that died ends the operation in progress, or the next one, with an error that names it. The process
-that this is a part of ends with that error, and the scheduler starts it anew, with new ranks.
+What rank 0 refuses it refuses before the others hear of it, so they stay usable.
+
+A rank that died ends the operation in progress, or the next one, with an error that names it. So does one
+that is not where rank 0 waits for it once a part of deadlines.train_s is over, counted from the operation's
+beginning: this process then ends with that error before the scheduler's own deadline ends the run, and the
+scheduler starts it anew, with new ranks. Starting is bounded in the same way by deadlines.start_s.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Generator, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from headway.core.clock import stopwatch
 from headway.core.errors import HeadwayError
-from headway.runtime.wire import socket_pair
+from headway.runtime.rank_links import OtherRanks
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from contextlib import AbstractContextManager
 
     from headway.core.commands import Row
     from headway.core.protocols import OptimSettings, PartSums, StepResult
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from headway.trainer.ranks import Ranks
 
 Make = Callable[["Job", "Ranks"], "LocalTrainer"]
-_LEAVE_S = 5.0
-PATIENCE = 0.5
-"""Share of deadlines.train_s that ranks wait for one another: their error comes before the scheduler's."""
+_OF_DEADLINE = 0.8  # what is left is for the process to end and be noticed
 
 
 class RankedTrainer:
@@ -60,29 +58,45 @@ class RankedTrainer:
         self._meeting.mkdir()
         own = dataclasses.replace(job, threads=self._threads)
         rendezvous = self._meeting / "rendezvous"
-        self._others = [_start(own, rank, rendezvous) for rank in range(1, self._num_ranks)]
+        deadlines = job.config.deadlines
+        self._limit_s = _OF_DEADLINE * deadlines.train_s
+        self._failed = ""  # the operation in which the ranks were lost
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        with self._naming_the_dead():
-            timeout_s = PATIENCE * job.config.deadlines.train_s
-            self._ranks = Ranks(0, self._num_ranks, rendezvous, timeout_s=timeout_s)
-            self._own = make(own, self._ranks)
+        start_s = _OF_DEADLINE * deadlines.start_s
+        until = stopwatch() + start_s
+        self._others = OtherRanks()
+        try:
+            self._others.start(own, self._num_ranks, rendezvous)
+            self._others.meet("here", until, start_s)
+            with self._others.naming_the_dead():
+                self._ranks = Ranks(
+                    0, self._num_ranks, rendezvous, timeout_s=deadlines.train_s, meet_s=start_s
+                )
+                self._own = make(own, self._ranks)
+            self._others.meet("ready", until, start_s)
+        except BaseException:
+            self._others.kill()
+            self._others.close()
+            Ranks.leave()
+            raise
 
     # --- what every rank does
 
     def step(self, rows: Sequence[Row], lr_scale: float = 1.0, *, num_gathered: int = 0) -> StepResult:
         """Take one optimizer step, see the protocol."""
+        self._own.check_step(rows, lr_scale, num_gathered)
         return self._everywhere("step", rows, lr_scale, num_gathered=num_gathered)
 
     def gather(self, rows: Sequence[Row]) -> int:
         """Begin a step, see the protocol."""
-        self._own.check(rows, whole=False)
+        self._own.check_gather(rows)
         return self._everywhere("gather", rows)
 
     def forward(
         self, rows: Sequence[Row], policy: Literal["policy", "reference"] = "policy"
     ) -> Sequence[Sequence[Any]]:
         """Return log-probs, see the protocol."""
-        self._own.check(rows)
+        self._own.check_forward(rows, policy)
         return self._everywhere("forward", rows, policy)
 
     def batch_wide(self, rows: Sequence[Row]) -> Any:
@@ -92,7 +106,7 @@ class RankedTrainer:
 
     def forward_backward(self, rows: Sequence[Row], wide: Any) -> PartSums:
         """Add the gradient of rows, see the protocol. The log-probs are of this rank's share."""
-        self._own.check(rows)  # before the others hear of them: what is refused here computes nowhere
+        self._own.check_forward_backward(rows, wide)
         return self._everywhere("forward_backward", rows, wide)
 
     def zero_grad(self) -> None:
@@ -101,12 +115,13 @@ class RankedTrainer:
 
     def optim_step(self, settings: OptimSettings | None = None, *, lr_scale: float = 1.0) -> dict[str, float]:
         """Apply the gradient of all ranks, see the protocol."""
-        self._own.check_gradient()
+        self._own.check_optim_step(settings, lr_scale)
         return self._everywhere("optim_step", settings, lr_scale=lr_scale)
 
     def load(self, path: str) -> None:
-        """Go on exactly from a checkpoint."""
-        self._everywhere("load", path)
+        """Go on exactly from a checkpoint; the others hear of it once this rank could."""
+        self._own.load(path)
+        self._tell("load", path)
 
     # --- what rank 0 does alone
 
@@ -143,14 +158,7 @@ class RankedTrainer:
 
     def close(self) -> None:
         """Let the other ranks leave, and end those that do not."""
-        for _, link in self._others:
-            link.close()
-        for process, _ in self._others:
-            try:
-                process.wait(_LEAVE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._others.close()
         self._ranks.close()
         shutil.rmtree(self._meeting, ignore_errors=True)
 
@@ -159,57 +167,24 @@ class RankedTrainer:
     def _each(self, num_threads: int) -> int:
         return max(1, num_threads // self._num_ranks) if num_threads else 0
 
+    def _tell(self, name: str, *arguments: Any) -> None:
+        """Let the others do what this rank has done."""
+        with self._others.naming_the_dead(), self._watched():
+            self._others.send((name, arguments, {}, self._threads))
+
     def _everywhere(self, name: str, *arguments: Any, **named: Any) -> Any:
-        self._tell(name, *arguments, **named)
-        with self._naming_the_dead():
-            return getattr(self._own, name)(*arguments, **named)
-
-    def _tell(self, name: str, *arguments: Any, **named: Any) -> None:
-        with self._naming_the_dead():
-            for rank, (_, link) in enumerate(self._others, 1):
-                try:
-                    link.send((name, arguments, named, self._threads))
-                except OSError as error:
-                    rule = f"rank {rank} of the trainer must be there to {name}"
-                    raise HeadwayError(rule, value=str(error), key="trainer.ranks") from error
-
-    @contextlib.contextmanager
-    def _naming_the_dead(self) -> Generator[None]:
+        if self._failed:
+            rule = f"the trainer's ranks must be started anew: {self._failed} failed in the midst of them"
+            raise HeadwayError(rule, value=name, key="trainer.ranks")
         try:
-            yield
-        except HeadwayError as error:
-            if error.key != "trainer.ranks":
-                raise
-            dead = [_ending(rank, process) for rank, (process, _) in enumerate(self._others, 1)]
-            text = "; ".join(found for found in dead if found)
-            if not text:
-                raise
-            remedy = "Its traceback is in the trainer's log"
-            raise HeadwayError(f"{text}: {error.rule}", remedy=remedy, key="trainer.ranks") from error
+            with self._others.naming_the_dead(), self._watched():
+                self._others.send((name, arguments, named, self._threads))
+                return getattr(self._own, name)(*arguments, **named)
+        except BaseException:
+            # The others may be inside a collective of this operation; the next one would be taken for it.
+            self._failed = name
+            self._others.kill()
+            raise
 
-
-def _start(job: Job, rank: int, rendezvous: Path) -> tuple[subprocess.Popen[bytes], Connection]:
-    """Start one of the other ranks; it dies with this process, and writes to this process's log."""
-    ours, theirs = socket_pair()
-    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, job.threads)), "GLOO_SOCKET_IFNAME": "lo"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headway.runtime.rank_worker", str(theirs.fileno()), str(os.getpid())],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        env=environment,
-    )
-    theirs.close()
-    link = Connection(ours.detach())
-    link.send((job, rank, str(rendezvous)))
-    return process, link
-
-
-def _ending(rank: int, process: subprocess.Popen[bytes]) -> str:
-    """Return how a rank ended, "" for one that runs; a moment is left for one that is about to end."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(1.0)
-    code = process.returncode
-    if code is None:
-        return ""
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    return f"rank {rank} of the trainer {how}"
+    def _watched(self) -> AbstractContextManager[None]:
+        return self._others.watched(self._limit_s, lambda: self._ranks.num_begun)

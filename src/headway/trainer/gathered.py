@@ -36,13 +36,16 @@ class Gathered:
         return rows[num_gathered:]
 
     def close(self, normaliser: Normaliser) -> float:
-        """Return what the gradient is to be multiplied by, the batch being complete; the loss is as well.
-
-        Raises HeadwayError when no token of the batch is trained.
-        """
-        divisor = batch_divisor(normaliser, self.denominators)
-        if not divisor:
-            names = [row.rollout for row in self.rows]
-            raise HeadwayError("a batch must have at least one trained token", value=names)
+        """Return what the gradient is to be multiplied by, the batch being complete; the loss is as well."""
+        divisor = check_divisor(normaliser, self.denominators, self.rows)
         self.sums.loss /= divisor
         return 1.0 / divisor
+
+
+def check_divisor(normaliser: Normaliser, denominators: Denominators, rows: Sequence[Row]) -> int:
+    """Return the divisor of a batch of these rows; HeadwayError when no token of it is trained."""
+    divisor = batch_divisor(normaliser, denominators)
+    if not divisor:
+        names = [row.rollout for row in rows]
+        raise HeadwayError("a batch must have at least one trained token", value=names)
+    return divisor

@@ -21,7 +21,7 @@ from headway.core.errors import HeadwayError, UserError
 from headway.core.protocols import StepResult
 from headway.trainer.batch_wide import BatchWide
 from headway.trainer.exact import ExactPolicy
-from headway.trainer.gathered import Gathered
+from headway.trainer.gathered import Gathered, check_divisor
 from headway.trainer.keeping import Keeping
 from headway.trainer.passes import Passes, Version
 from headway.trainer.policy import TrainedPolicy
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from headway.algorithms.normaliser import Denominators
     from headway.algorithms.settings import AlgorithmSettings
     from headway.core.commands import Row
     from headway.core.protocols import OptimSettings
@@ -120,12 +121,14 @@ class LocalTrainer:
         Raises HeadwayError for rows that cannot be trained, and when more than MAX_NONFINITE_STEPS steps in
         a row were not finite.
         """
+        check_optim(None, lr_scale)
         if num_gathered:
             sums = self._complete(rows, num_gathered)
         else:
             fetched = self._fetch(rows)
-            self.zero_grad()
-            sums = self._forward_backward(fetched, self._passes.batch_wide(fetched, self._version))
+            wide = self._passes.batch_wide(fetched, self._version)
+            sums = self._forward_backward(fetched, wide, anew=True)
+            self._gathered = None
         metrics = sums.metrics() | self.optim_step(lr_scale=lr_scale)
         if (num := self._update.num_nonfinite) > MAX_NONFINITE_STEPS:
             names = ", ".join(row.rollout for row in rows[:8])
@@ -142,41 +145,43 @@ class LocalTrainer:
         has the rest of the batch. Raises UserError where the algorithm needs the whole batch first,
         HeadwayError for rows that cannot be trained.
         """
-        self.check_gathers()
-        fetched = self._fetch(rows, whole=False)
-        part = count(fetched, of_part=True)
-        if self._gathered is None:
-            self.zero_grad()
-            self._gathered = Gathered()
-        before = self._gathered
-        denominators = before.denominators + part
-        try:
-            sums = self._forward_backward(fetched, BatchWide(part))
-        except BaseException:
-            self.zero_grad()  # a part of a part is in the gradient: the step begins anew
-            raise
+        fetched, part, denominators = self._check_part(rows)
+        before = self._gathered or Gathered()
+        sums = self._forward_backward(fetched, BatchWide(part), anew=self._gathered is None)
         before.rows += rows
         before.denominators = denominators
         before.sums.merge(sums)
+        self._gathered = before
         return sums.num_tokens
+
+    def _check_part(self, rows: Sequence[Row]) -> tuple[list[FetchedRow], Denominators, Denominators]:
+        """Return a part of a batch, what it counts, and that with the parts before it."""
+        self.check_gathers()
+        fetched = self._fetch(rows, whole=False)
+        part = count(fetched, of_part=True)
+        return fetched, part, (self._gathered or Gathered()).denominators + part
 
     def _complete(self, rows: Sequence[Row], num_gathered: int) -> BatchSums:
         """Gather the rest of a batch, and divide the gradient by what only the whole batch tells."""
-        rest = (self._gathered or Gathered()).check(rows, num_gathered)
+        rest = self._check_complete(rows, num_gathered)
         if rest:
             self.gather(rest)
         assert self._gathered is not None
         whole, self._gathered = self._gathered, None
-        try:
-            scale = whole.close(self._algorithm.normaliser)
-        except HeadwayError:
-            self.zero_grad()
-            raise
+        scale = whole.close(self._algorithm.normaliser)
         with torch.no_grad():
             for gradient in self._own_gradients().values():
                 gradient.mul_(scale)
         self._loss_sum *= scale
         return whole.sums
+
+    def _check_complete(self, rows: Sequence[Row], num_gathered: int) -> Sequence[Row]:
+        """Return the rest of a batch; HeadwayError, before it is computed, when no step can come of it."""
+        gathered = self._gathered or Gathered()
+        rest = gathered.check(rows, num_gathered)
+        fetched = self._fetch(rest, whole=False) if rest else []
+        check_divisor(self._algorithm.normaliser, gathered.denominators + count(fetched, of_part=True), rows)
+        return rest
 
     def forward(
         self, rows: Sequence[Row], policy: Literal["policy", "reference"] = "policy"
@@ -201,9 +206,7 @@ class LocalTrainer:
         this call raises, theirs is as it was, and nothing of this call is left.
         """
         self._check_not_gathering("forward_backward")
-        fetched = self._fetch(rows)
-        with self._update.others_set_aside():
-            return self._forward_backward(fetched, wide)
+        return self._forward_backward(self._fetch(rows), wide)
 
     def zero_grad(self) -> None:
         """Forget the gradient gathered so far, and the step that was begun."""
@@ -225,23 +228,15 @@ class LocalTrainer:
         Returns:
             `grad_norm` before clipping, `learning_rate`, and `nonfinite`: 1 when the update was skipped.
 
-        Raises HeadwayError when there is no gradient to apply.
+        Raises HeadwayError when there is no gradient to apply, and for settings out of their bounds.
         """
-        self.check_gradient()
-        check_optim(settings, lr_scale)
+        self.check_optim_step(settings, lr_scale)
         if self._ranks is not None:
             self._ranks.sum_gradients(list(self._policy.trainable().values()))
         metrics = self._update.apply(self._steps + 1, self._loss_sum, settings, lr_scale)
         self._steps += 1
         self.zero_grad()
         return metrics
-
-    def check_gradient(self) -> None:
-        """Raise HeadwayError when there is no gradient that a step may apply."""
-        self._check_not_gathering("optim_step")
-        if not self._num_parts:
-            rule = "an optimizer step needs a gradient: nothing was added since the last one"
-            raise HeadwayError(rule, value=self._steps, remedy="Call forward_backward before optim_step")
 
     def publish(self, lineage: int, number: int) -> tuple[str, int]:
         """Write the weights for replicas, atomically; return (manifest, bytes).
@@ -312,9 +307,43 @@ class LocalTrainer:
         self._lineage = None
         self.zero_grad()
 
-    def check(self, rows: Sequence[Row], *, whole: bool = True) -> None:
-        """Raise HeadwayError for rows that cannot be trained."""
-        self._fetch(rows, whole=whole)
+    # --- what an operation refuses, and nothing else of it: each raises HeadwayError
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Refuse rows that cannot be trained."""
+        self._fetch(rows)
+
+    def check_step(self, rows: Sequence[Row], lr_scale: float, num_gathered: int) -> None:
+        """Refuse what `step` does."""
+        check_optim(None, lr_scale)
+        if num_gathered:
+            self._check_complete(rows, num_gathered)
+        else:
+            self._fetch(rows)
+
+    def check_gather(self, rows: Sequence[Row]) -> None:
+        """Refuse what `gather` does."""
+        self._check_part(rows)
+
+    def check_forward(self, rows: Sequence[Row], policy: Literal["policy", "reference"]) -> None:
+        """Refuse what `forward` does."""
+        if policy == "reference":
+            with self._policy.as_reference():
+                pass
+        self._fetch(rows)
+
+    def check_forward_backward(self, rows: Sequence[Row], wide: BatchWide) -> None:
+        """Refuse what `forward_backward` does."""
+        self._check_not_gathering("forward_backward")
+        self._passes.check(self._fetch(rows), wide, self._version)
+
+    def check_optim_step(self, settings: OptimSettings | None, lr_scale: float) -> None:
+        """Refuse what `optim_step` does."""
+        self._check_not_gathering("optim_step")
+        if not self._num_parts:
+            rule = "an optimizer step needs a gradient: nothing was added since the last one"
+            raise HeadwayError(rule, value=self._steps, remedy="Call forward_backward before optim_step")
+        check_optim(settings, lr_scale)
 
     def check_gathers(self) -> None:
         """Raise UserError where the algorithm needs a whole batch before any gradient."""
@@ -336,8 +365,14 @@ class LocalTrainer:
             check_routes(fetched, self._policy.experts)
         return fetched
 
-    def _forward_backward(self, fetched: Sequence[FetchedRow], wide: BatchWide) -> BatchSums:
-        sums = self._passes.forward_backward(fetched, wide, self._version)
+    def _forward_backward(
+        self, fetched: Sequence[FetchedRow], wide: BatchWide, *, anew: bool = False
+    ) -> BatchSums:
+        """Add a gradient, all or nothing; `anew` in place of what was added before."""
+        with self._update.others_set_aside(forget=anew):
+            sums = self._passes.forward_backward(fetched, wide, self._version)
+        if anew:
+            self._loss_sum, self._num_parts = 0.0, 0
         self._loss_sum += sums.loss
         self._num_parts += 1
         return sums

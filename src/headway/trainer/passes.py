@@ -94,6 +94,10 @@ class Passes:
         found = [[next(flat) for _ in item.samples] for item in mine]
         return found if self._ranks is None else self._ranks.gathered(fetched, found)
 
+    def check(self, fetched: Sequence[FetchedRow], wide: BatchWide, version: Version) -> None:
+        """Raise HeadwayError where `wide` is not of a batch that has these rows, whichever rank has them."""
+        self._sequences(fetched, wide, version)
+
     def forward_backward(self, fetched: Sequence[FetchedRow], wide: BatchWide, version: Version) -> BatchSums:
         """Add the gradient of this process's share of a part of a batch; return the sums of all shares."""
         sums = self._forward_backward(self._share(fetched), wide, version)

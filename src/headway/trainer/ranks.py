@@ -42,24 +42,41 @@ class Ranks:
         size: processes.
         rendezvous: a file that does not exist yet, in a directory that all ranks see.
         timeout_s: of a collective.
+        meet_s: of the meeting; None for timeout_s.
+        begins: told the number of collectives begun, this one included, before each.
         backend: gloo for parameters on CPUs, nccl for GPUs.
     """
 
     def __init__(
-        self, rank: int, size: int, rendezvous: Path, *, timeout_s: float, backend: str = "gloo"
+        self,
+        rank: int,
+        size: int,
+        rendezvous: Path,
+        *,
+        timeout_s: float,
+        meet_s: float | None = None,
+        begins: Callable[[int], object] = lambda num: None,
+        backend: str = "gloo",
     ) -> None:
         self.rank, self.size, self._timeout_s = rank, size, timeout_s
         self.num_begun = 0  # collectives
+        self._begins = begins
         store = dist.FileStore(str(rendezvous), size)  # pyright: ignore[reportPrivateImportUsage]
+        store.set_timeout(timedelta(seconds=timeout_s if meet_s is None else meet_s))
 
         def meet() -> None:
             timeout = timedelta(seconds=timeout_s)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
-        self._waiting("to meet the others", meet)
+        self._named("to meet the others", meet)
 
     def close(self) -> None:
         """Leave the process group."""
+        self.leave()
+
+    @staticmethod
+    def leave() -> None:
+        """Leave the process group, if this process is in one."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -119,6 +136,10 @@ class Ranks:
 
     def _waiting(self, what: str, collective: Callable[[], object]) -> None:
         self.num_begun += 1
+        self._begins(self.num_begun)
+        self._named(what, collective)
+
+    def _named(self, what: str, collective: Callable[[], object]) -> None:
         try:
             collective()
         except (RuntimeError, dist.DistError) as error:

@@ -36,7 +36,7 @@ class TrainerSettings:
     eps: float = setting(1e-8, "Added to AdamW's denominator.", gt=0)
     max_grad_norm: float = setting(1.0, "The gradient is scaled down to this norm.", gt=0)
     full: bool = setting(False, "Train every weight; false trains LoRA factors.")
-    lora_rank: int = setting(16, "Rank of the LoRA factors.", ge=1)
+    lora_rank: int = setting(16, "Rank of the LoRA factors.", ge=1, le=1 << 16)
     lora_alpha: float = setting(32.0, "LoRA's alpha: factors are scaled by lora_alpha / lora_rank.", gt=0)
     lora_targets: str = setting(
         "all-linear",
@@ -54,6 +54,7 @@ class TrainerSettings:
         "Most positions in one packed forward pass; a longer sequence has a pass of its own. Memory grows "
         "with it; a group that fits one pass shares all that it can.",
         ge=1,
+        le=1 << 24,
     )
     gradient_checkpointing: bool = setting(
         False, "Recompute activations in the backward pass: less memory, about a third more time."

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from headway.core.check import Mismatch, convert
 from headway.core.errors import HeadwayError
 from headway.core.protocols import OptimSettings
+from headway.core.settings import Rule
 from headway.trainer.schedule import learning_rate
+from headway.trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Generator, Sequence
 
     from torch import Tensor
-
-    from headway.trainer.settings import TrainerSettings
 
 
 class Update:
@@ -64,8 +66,11 @@ class Update:
         self._optimizer.zero_grad(set_to_none=True)
 
     @contextlib.contextmanager
-    def others_set_aside(self) -> Generator[None]:
-        """Add to the gradient inside the block; when that raises, the gradient is as it was before it."""
+    def others_set_aside(self, *, forget: bool = False) -> Generator[None]:
+        """Add to the gradient inside the block; when that raises, the gradient is as it was before it.
+
+        With `forget` what was there before it is dropped once the block has ended.
+        """
         others = [p.grad for p in self._parameters]
         self.forget()
         try:
@@ -74,6 +79,8 @@ class Update:
             for parameter, other in zip(self._parameters, others, strict=True):
                 parameter.grad = other
             raise
+        if forget:
+            return
         for parameter, other in zip(self._parameters, others, strict=True):
             if other is not None:
                 parameter.grad = other if parameter.grad is None else other.add_(parameter.grad)
@@ -96,23 +103,6 @@ class Update:
         return tensor_bytes(self._optimizer.state_dict())
 
 
-def check_optim(settings: OptimSettings | None, lr_scale: float) -> None:
-    """Raise HeadwayError, naming the field, unless the numbers are those that TrainerSettings would take."""
-    given = settings or OptimSettings()
-    rules: dict[str, tuple[float | None, Callable[[float], bool], str]] = {
-        "learning_rate": (given.learning_rate, lambda value: value >= 0, "at least 0"),
-        "max_grad_norm": (given.max_grad_norm, lambda value: value > 0, "above 0"),
-        "beta1": (given.beta1, lambda value: 0 <= value < 1, "from 0 to below 1"),
-        "beta2": (given.beta2, lambda value: 0 <= value < 1, "from 0 to below 1"),
-        "eps": (given.eps, lambda value: value > 0, "above 0"),
-        "weight_decay": (given.weight_decay, lambda value: value >= 0, "at least 0"),
-        "lr_scale": (lr_scale, lambda value: value >= 0, "at least 0"),
-    }
-    for name, (value, holds, bound) in rules.items():
-        if value is not None and not (math.isfinite(value) and holds(value)):
-            raise HeadwayError(f"{name} of an optimizer step must be finite and {bound}", value=value)
-
-
 def tensor_bytes(value: Any) -> int:
     """Return the bytes of all tensors in tables and lists."""
     if isinstance(value, torch.Tensor):
@@ -120,6 +110,19 @@ def tensor_bytes(value: Any) -> int:
     if isinstance(value, dict):
         return sum(map(tensor_bytes, cast("dict[Any, Any]", value).values()))
     return sum(map(tensor_bytes, cast("list[Any]", value))) if isinstance(value, list) else 0
+
+
+def check_optim(given: OptimSettings | None, lr_scale: float) -> None:
+    """Raise HeadwayError, naming the field, for settings of one step out of the bounds of TrainerSettings."""
+    rules = {own.name: own.metadata["rule"] for own in dataclasses.fields(TrainerSettings)}
+    rules["learning_rate"] = Rule(ge=0)  # a step that moves nothing is one
+    named = {} if given is None else {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
+    checked = [(name, value, rules[name]) for name, value in named.items() if value is not None]
+    for name, value, rule in [*checked, ("lr_scale", lr_scale, Rule(ge=0))]:
+        try:
+            convert(value, float, rule)
+        except Mismatch as error:
+            raise HeadwayError(f"{name} of an optimizer step {error.rule}", value=value) from error
 
 
 def _or(given: float | None, own: float) -> float:

@@ -188,3 +188,66 @@ def test_the_weight_of_a_part_lacks_the_divisor_of_the_batch():
     assert part + rest == Denominators(10, 3, 2, {"a": 6, "b": 4}, True)
     with pytest.raises(HeadwayError, match="one part of a batch, whole"):
         part + part
+
+
+def fail_in_second_pass(trainer, monkeypatch):
+    """Let the second micro-batch of the next pass raise."""
+    passes, take = iter(range(99)), trainer._passes._before_each
+
+    def before_each():
+        if next(passes) == 1:
+            raise HeadwayError("a pass failed")
+        take()
+
+    monkeypatch.setattr(trainer._passes, "_before_each", before_each)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_part_that_fails_midway_leaves_nothing_and_is_right_when_it_is_tried_again(
+    bench, make_model, monkeypatch, first
+):
+    rows = bench.groups()
+    expected, trainer = (bench.trainer(make_model(F64), micro_batch_tokens=16) for _ in range(2))
+    parts = [rows] if first else [rows[:4], rows[4:]]
+    for part in parts[:-1]:
+        trainer.gather(part)
+    with monkeypatch.context() as patch:
+        fail_in_second_pass(trainer, patch)
+        with pytest.raises(HeadwayError, match="a pass failed"):
+            trainer.gather(parts[-1])
+    for part in parts[:-1]:
+        expected.gather(part)
+    left, same = trainer.gradients(), expected.gradients()
+    assert left.keys() == same.keys()
+    assert all(torch.equal(left[name], same[name]) for name in same)
+    expected.gather(parts[-1])
+    trainer.gather(parts[-1])
+    assert trainer.step(rows, num_gathered=len(rows)) == expected.step(rows, num_gathered=len(rows))
+    assert gap(weights(trainer), weights(expected)) == 0
+
+
+def test_a_step_that_fails_midway_leaves_what_was_added_before_it(bench, make_model, monkeypatch):
+    rows = bench.groups()
+    expected, trainer = (bench.trainer(make_model(F64), micro_batch_tokens=16) for _ in range(2))
+    for each in (expected, trainer):
+        each.forward_backward(rows[:4], each.batch_wide(rows))
+    with monkeypatch.context() as patch:
+        fail_in_second_pass(trainer, patch)
+        with pytest.raises(HeadwayError, match="a pass failed"):
+            trainer.step(rows)
+    assert trainer.optim_step() == expected.optim_step()
+    assert gap(weights(trainer), weights(expected)) == 0
+
+
+def test_a_step_refused_because_all_is_masked_has_no_gradient_to_apply(bench, make_model, make_rollout):
+    masked = [bench.row([make_rollout([1, 2], [3])], 1.0, g, masked=((0, 0),)) for g in ("a", "b")]
+    trainer = bench.trainer(make_model())
+    trainer.gather(masked[:1])
+    for _ in range(2):
+        with pytest.raises(HeadwayError, match="at least one trained token"):
+            trainer.step(masked, num_gathered=1)
+        with pytest.raises(HeadwayError, match="between gather and the step that it began"):
+            trainer.optim_step()
+    assert trainer.steps == 0
+    row = bench.row([make_rollout([1, 2], [3])], 1.0, "c")
+    assert trainer.step([masked[0], row], num_gathered=1).num_trained_tokens == 1
