@@ -120,12 +120,16 @@ class Truth:
         self.settled[note.rollout] = note.fate
 
     def invariant_1_conservation(self, scheduler: Scheduler) -> None:
-        """Every rollout started is settled, or in the state; trained and carried ones are both."""
+        """Every rollout started is settled, or in the state; trained and carried ones are both.
+
+        One that waits for a replica was admitted: it counts as started, and ends once like any other.
+        """
         both: set[str] = set()
         held: set[str] = set()
         for group in scheduler.state.groups.values():
             names = {rollout.id for rollout in group.rollouts}
             assert not names & held, "a rollout is in two groups"
+            self.started |= {rollout.id for rollout in group.rollouts if rollout.unstarted}
             held |= names
             if group.stage == "trained" or group.carried:
                 both |= names
