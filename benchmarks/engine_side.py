@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from spent import now, spent_since
 
-from headway.core.clock import process_cpu_s, stopwatch
 from headway.core.protocols import GenerateRequest, Sampling
 from headway.generator.engine import EmbeddedEngine
 from headway.generator.settings import GeneratorSettings
@@ -122,19 +122,15 @@ async def serve(side: Headway | Transformers) -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
         job = json.loads(line)
         reset_peak()
-        began, cpu = stopwatch(), process_cpu_s()
+        began = now()
         pause = None
         if "kv" in job:
             assert isinstance(side, Headway)
             pause = await side.swap(job)
         else:
             await side.generate(job)
-        told = {
-            "s": stopwatch() - began,
-            "cpu_s": process_cpu_s() - cpu,
-            "peak": peak_bytes(),
-            "pause": pause,
-        }
+        spent = spent_since(began)
+        told = {"s": spent.wall_s, "cpu_s": spent.cpu_s, "peak": peak_bytes(), "pause": pause}
         print(json.dumps(told), flush=True)
     await side.close()
 

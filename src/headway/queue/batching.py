@@ -15,7 +15,7 @@ from headway.core.notes import BatchReleased, NoSignal, QueueDepth
 from headway.queue import acceptance, guard, lost_steps, oversampling, streaming
 from headway.queue.admission import ghosts, groups_a_step
 from headway.queue.partial import park_stragglers
-from headway.queue.rows import group_rows, oldest_first
+from headway.queue.rows import fitting, group_rows, oldest_first
 from headway.queue.staleness import age, drop_stale
 from headway.queue.stopping import stop
 
@@ -97,20 +97,6 @@ def _holds_enough(ctx: Context) -> bool:
     return bool(limit) and ctx.index.num_queued_tokens >= limit
 
 
-def _fitting(ctx: Context, queued: list[GroupState]) -> list[GroupState]:
-    """Return what the trainer has already, and as many of the others as fit into a batch, one at least."""
-    queue = ctx.settings.queue
-    batch: list[GroupState] = []
-    num_tokens = 0
-    for group in queued:
-        num_tokens += group.num_tokens
-        full = len(batch) >= queue.batch_groups or (queue.batch_tokens and num_tokens > queue.batch_tokens)
-        if batch and full and not group.streamed:
-            break
-        batch.append(group)
-    return batch
-
-
 def _expected(before: float, num_groups: int) -> float:
     """Return how many groups a batch may be expected to hold, by the newest ones."""
     return (before + num_groups) / 2 if before else float(num_groups)
@@ -122,7 +108,7 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
     queued = oldest_first(state, queued)
     queued.sort(key=lambda group: handed.get(group.id, len(handed)))
     again = lost_steps.is_planned(state, queued[0].planned) and queued[0].planned == state.step + 1
-    batch = queued if again else _fitting(ctx, queued)
+    batch = queued if again else fitting(queue, queued)
     state.groups_per_batch = _expected(state.groups_per_batch, len(batch))
     gathered = streaming.take(ctx)
     rows = [*gathered, *(row for group in batch[len(handed) :] for row in group_rows(ctx, group))]

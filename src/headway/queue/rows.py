@@ -13,12 +13,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headway.queue.context import Context
+    from headway.queue.settings import QueueSettings
     from headway.queue.state import GroupState, State
 
 
 def oldest_first(state: State, groups: Iterable[GroupState]) -> list[GroupState]:
     """Return groups in the order in which they are trained."""
     return sorted(groups, key=lambda group: (-age(state, group.lineage, group.number), origin(group.id)))
+
+
+def fitting(queue: QueueSettings, groups: Iterable[GroupState]) -> list[GroupState]:
+    """Return what the trainer has already, and as many of the others as fit into a batch, one at least."""
+    batch: list[GroupState] = []
+    num_tokens = 0
+    for group in groups:
+        num_tokens += group.num_tokens
+        full = len(batch) >= queue.batch_groups or (queue.batch_tokens and num_tokens > queue.batch_tokens)
+        if batch and full and not group.streamed:
+            break
+        batch.append(group)
+    return batch
 
 
 def group_rows(ctx: Context, group: GroupState) -> list[Row]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from headway.core.commands import TrainPart
 from headway.core.notes import Ignored, PartsDiscarded
 from headway.queue import lost_steps
-from headway.queue.rows import group_rows, oldest_first
+from headway.queue.rows import fitting, group_rows, oldest_first
 
 if TYPE_CHECKING:
     from headway.core.commands import Row
@@ -36,16 +36,12 @@ def hand_over(ctx: Context) -> None:
         return
     waiting = ctx.index.on("queued")
     handed = [group for group in waiting if group.streamed]
-    room = queue.batch_groups - len(handed)
-    num_tokens = sum(group.num_tokens for group in handed)
+    others = oldest_first(state, [group for group in waiting if not group.streamed])
     rows: list[Row] = []
-    for group in oldest_first(state, [group for group in waiting if not group.streamed]):
-        num_tokens += group.num_tokens
-        full = queue.batch_tokens and num_tokens > queue.batch_tokens and (handed or rows)
-        if room <= 0 or full or lost_steps.is_planned(state, group.planned):
+    for group in fitting(queue, [*handed, *others])[len(handed) :]:
+        if lost_steps.is_planned(state, group.planned):
             break
         group.streamed = True
-        room -= 1
         rows += group_rows(ctx, group)
     if not rows:
         return

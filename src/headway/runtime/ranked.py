@@ -77,7 +77,7 @@ class RankedTrainer:
         except BaseException:
             self._others.kill()
             self._others.close()
-            Ranks.leave()
+            Ranks.close()
             raise
 
     # --- what every rank does

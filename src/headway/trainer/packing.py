@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headway.trainer.attention import dense_mask
 from headway.trainer.routing import route_rows
 from headway.trainer.support import KeptIds, kept_ids
 from headway.trainer.trie import Block, Node, Tree, common_length
@@ -51,11 +50,6 @@ class PackedRow:
     members: tuple[int, ...]  # sequences in the order of their trained tokens
     lengths: tuple[int, ...]  # trained tokens of each member; sums to t
     kept: KeptIds | None = None  # what the trained tokens were drawn from, where truncated
-
-    def attention_mask(self, dtype: torch.dtype) -> Tensor:
-        """Return the additive mask [1, 1, s, s]: 0 where attended, else the dtype's lowest number."""
-        mask = torch.full((len(self.token_ids),) * 2, torch.finfo(dtype).min, dtype=dtype)
-        return mask.masked_fill_(dense_mask(self.blocks, len(mask), mask.device), 0.0)[None, None]
 
 
 def pack(sequences: Sequence[TrainSequence], max_tokens: int) -> list[PackedRow]:

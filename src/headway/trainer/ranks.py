@@ -70,12 +70,8 @@ class Ranks:
 
         self._named("to meet the others", meet)
 
-    def close(self) -> None:
-        """Leave the process group."""
-        self.leave()
-
     @staticmethod
-    def leave() -> None:
+    def close() -> None:
         """Leave the process group, if this process is in one."""
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -10,6 +10,7 @@ from headway.algorithms.corrections import CORRECTIONS
 from headway.algorithms.losses import LOSSES
 from headway.algorithms.settings import AlgorithmSettings
 from headway.core.payload import read_payload
+from headway.trainer.attention import dense_mask
 from headway.trainer.logprobs import CHUNK_TOKENS, token_logprobs
 from headway.trainer.packing import pack
 from headway.trainer.sequences import build_sequences, count, fetch_rows
@@ -212,7 +213,7 @@ def test_the_mask_lets_a_branch_see_its_prefix_and_itself_only(bench, make_rollo
     fetched = fetch_rows(rows, bench.root / "payloads", 48)
     sequences = build_sequences(fetched, count(fetched), AlgorithmSettings(), steps=0, lineage=None)
     (row,) = pack(sequences, 100)
-    seen = (row.attention_mask(F32)[0, 0] == 0).int().tolist()
+    seen = dense_mask(row.blocks, len(row.token_ids), torch.device("cpu")).int().tolist()
     tree = [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],

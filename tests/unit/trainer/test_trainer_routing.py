@@ -11,6 +11,7 @@ from headway.algorithms.settings import AlgorithmSettings
 from headway.core.errors import HeadwayError, UserError
 from headway.core.records import ROUTED_EXPERTS, Stream
 from headway.models.shape import model_shape
+from headway.trainer.attention import dense_mask
 from headway.trainer.packing import pack
 from headway.trainer.routing import RoutingReplay
 from headway.trainer.sequences import build_sequences, count, fetch_rows
@@ -89,7 +90,7 @@ def test_only_a_prompt_that_went_the_same_way_is_shared(bench):
         row = packed_row(bench, [*pair, routed(prompt, [17, 8, 9], third)])
         assert len(row.token_ids) == 4 + 3 * 2 + (4 - num_shared)
         at = row.token_ids.tolist().index(17)
-        branch = row.attention_mask(torch.float32)[0, 0, at + 1] == 0
+        branch = dense_mask(row.blocks, len(row.token_ids), torch.device("cpu"))[at + 1]
         assert row.routes[branch].tolist() == third[:6].tolist()
 
 
