@@ -5,8 +5,8 @@ Its work folder is a tmpfs, capped in bytes and files, that this process holds o
 without a program in the sandbox. Commands run one at a time; every process of a command ends with it. Files
 of /work last as long as the sandbox; /tmp is empty again at each command.
 
-Nothing of a sandbox lies on the host's disk, and nothing outlives this process: sandboxes end with the sockets
-that it holds (zygote.py). So `reap` finds only this process's own.
+Nothing of a sandbox lies on the host's disk, and nothing outlives this process: sandboxes end with the
+sockets that it holds (zygote.py). So `reap` finds only this process's own.
 """
 
 from __future__ import annotations

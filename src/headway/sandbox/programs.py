@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
@@ -20,8 +21,10 @@ from headway.core.protocols import Cause, ExecLimits, ExecResult
 from headway.sandbox.causes import exit_cause, signal_cause
 from headway.sandbox.collector import Collector
 from headway.sandbox.layout import SANDBOX_ENV, SHIM
-from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.zygote import Cell, Ending, interpreter
+
+if TYPE_CHECKING:
+    from headway.sandbox.settings import SandboxSettings
 
 _GONE_S = 5.0  # for killed processes to be gone
 _DRAIN_S = 1.0  # for what they wrote before

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.sandbox.local import LocalProvider
-from headway.sandbox.settings import SandboxSettings
+
+if TYPE_CHECKING:
+    from headway.sandbox.settings import SandboxSettings
 
 
 def make_provider(settings: SandboxSettings) -> BubblewrapProvider | LocalProvider:

@@ -23,12 +23,14 @@ import weakref
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from headway.core.errors import SandboxError
 from headway.sandbox.layout import SANDBOX_ENV, SHIM, bound_paths
 from headway.sandbox.native.build import helper
-from headway.sandbox.settings import SandboxSettings
+
+if TYPE_CHECKING:
+    from headway.sandbox.settings import SandboxSettings
 
 MODEL_UID = 65534  # outside, of what a model starts, where root makes the sandboxes
 _INIT_UID = 65533  # outside, of each sandbox's first process; likewise

@@ -1,8 +1,8 @@
 """The zygote as a Python interpreter: each snippet is a fork of it, which saves the interpreter's start.
 
-Never imported: the controller hands its text to `python3 -I -S -B -c`, with the descriptors of the
-controller's socket and of the library as arguments. `cell_serve` does not return in this process. It returns in a child that
-is already inside its sandbox, with the model's uid and limits, and has a snippet to run. No code of a model
+Never imported: the controller hands its text to `python3 -I -S -B -c`, with the descriptors of
+the controller's socket and of the library as arguments. `cell_serve` does not return in this process. It
+returns in a child that is already inside its sandbox, with the model's uid and limits, and has a snippet to run. No code of a model
 ever ran in the memory that such a child starts from.
 """
 
@@ -16,9 +16,9 @@ import sys
 import types
 
 _PRELOADED = (
-    "abc argparse array ast base64 bisect builtins collections collections.abc contextlib copy csv dataclasses "
-    "datetime decimal enum fractions functools hashlib heapq inspect io itertools json linecache locale math "
-    "operator os.path pathlib pprint queue random re shutil site statistics string struct subprocess tempfile "
+    "abc argparse array ast base64 bisect builtins collections collections.abc contextlib copy csv "
+    "dataclasses datetime decimal enum fractions functools hashlib heapq inspect io itertools json linecache locale "
+    "math operator os.path pathlib pprint queue random re shutil site statistics string struct subprocess tempfile "
     "textwrap threading time tokenize traceback types typing unicodedata unittest uuid warnings weakref"
 )
 
@@ -32,7 +32,7 @@ def _stream(fd: int, name: str, old: io.TextIOWrapper) -> io.TextIOWrapper:
     stream = io.TextIOWrapper(
         kind(raw), encoding=old.encoding, errors=old.errors, newline="\n", line_buffering=fd == 2
     )
-    stream.mode = mode
+    stream.mode = mode  # pyright: ignore[reportAttributeAccessIssue] - as the interpreter itself does
     return stream
 
 
