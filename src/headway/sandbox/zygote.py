@@ -129,7 +129,7 @@ class Zygote:
     def close(self) -> None:
         """End the helper and every sandbox that it made; idempotent."""
         self.ended = True
-        if not self.loop.is_closed():
+        if self._finalizer.alive and not self.loop.is_closed():
             self.loop.remove_reader(self._socket)
         self._finalizer()
 

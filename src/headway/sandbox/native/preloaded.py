@@ -2,24 +2,28 @@
 
 Never imported: the controller hands its text to `python3 -I -S -B -c`, with the descriptors of
 the controller's socket and of the library as arguments. `cell_serve` does not return in this process. It
-returns in a child that is already inside its sandbox, with the model's uid and limits, and has a snippet to run. No code of a model
-ever ran in the memory that such a child starts from.
+returns in a child that is already inside its sandbox, with the model's uid and limits, and has a snippet to
+run. No code of a model ever ran in the memory that such a child starts from.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import io
 import os
 import sys
+import threading
 import types
+from typing import NoReturn
 
 _PRELOADED = (
     "abc argparse array ast base64 bisect builtins collections collections.abc contextlib copy csv "
-    "dataclasses datetime decimal enum fractions functools hashlib heapq inspect io itertools json linecache locale "
-    "math operator os.path pathlib pprint queue random re shutil site statistics string struct subprocess tempfile "
-    "textwrap threading time tokenize traceback types typing unicodedata unittest uuid warnings weakref"
+    "dataclasses datetime decimal enum fractions functools hashlib heapq inspect io itertools json "
+    "linecache locale math operator os.path pathlib pprint queue random re shutil site statistics "
+    "string struct subprocess tempfile textwrap threading time tokenize traceback types typing "
+    "unicodedata unittest uuid warnings weakref"
 )
 
 
@@ -63,6 +67,7 @@ def _run(argv: list[str]) -> int:
         site.main()
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main
     try:
         if rest[0] == "-c":
             sys.argv = ["-c", *rest[2:]]
@@ -85,10 +90,9 @@ def _run(argv: list[str]) -> int:
             code = compile(source, script, "exec", dont_inherit=True)
         if "I" not in flags:
             sys.path.insert(0, path)
-        sys.modules["__main__"] = main
         exec(code, main.__dict__)
-    except SystemExit:
-        raise
+    except SystemExit as ending:
+        return _exit_code(ending)
     except BaseException as error:
         trace = error.__traceback__
         error = error.with_traceback(trace and trace.tb_next)  # what is printed is the error's own
@@ -97,7 +101,39 @@ def _run(argv: list[str]) -> int:
     return 0
 
 
-def _main() -> int:
+def _exit_code(ending: SystemExit) -> int:
+    code = ending.code
+    if code is None or isinstance(code, int):
+        return int(code or 0) & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _leave(code: int, before: frozenset[str]) -> NoReturn:
+    """End as an interpreter does, but leave alone what was there before the snippet.
+
+    Threads and exit functions come first; then what the snippet made is let go, so that its files are
+    flushed. Tearing down all that was preloaded would copy every page of it, for nothing.
+    """
+    try:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        made = [module for name, module in list(sys.modules.items()) if name not in before]
+        for module in (sys.modules["__main__"], *made):
+            getattr(module, "__dict__", {}).clear()
+        del made
+        gc.collect()
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed, or nobody reads
+            code = code or (120 if stream is sys.stdout and not getattr(stream, "closed", True) else 0)
+    os._exit(code)
+
+
+def _main() -> NoReturn:
     for name in _PRELOADED.split():
         __import__(name)
     control, source = map(int, sys.argv[1:])
@@ -117,8 +153,9 @@ def _main() -> int:
         stream = _stream(fd, f"<{name}>", getattr(sys, name))
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    return _run([os.fsdecode(word) for word in argv])
+    before = frozenset(sys.modules) - {"__main__"}
+    _leave(_run([os.fsdecode(word) for word in argv]), before)
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    _main()
