@@ -10,7 +10,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-decode bench-queue bench-learning \
-        bench-survival bench-using bench-adapters format clean
+        bench-survival bench-using bench-adapters bench-sandbox format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,7 +62,7 @@ check: setup ## lint, formatting, types, floors
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 
-bench: bench-loop bench-decode bench-queue bench-learning bench-survival bench-using bench-adapters ## every benchmark
+bench: bench-loop bench-decode bench-queue bench-learning bench-survival bench-using bench-adapters bench-sandbox ## every benchmark
 
 bench-loop: setup ## start-up, sync against async, the driver's share; the last line is JSON
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/loop.py $(ARGS)
@@ -72,6 +72,9 @@ bench-decode: setup ## the engine against transformers' generate; the last line 
 
 bench-adapters: setup ## tokens/s with 0, 1, 8 and 64 LoRA adapters in one batch; the last line is JSON
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/adapters.py $(ARGS)
+
+bench-sandbox: setup ## sandboxes against a plain subprocess and plain bubblewrap, 200 live; the last line is JSON
+	$(BIN)/python benchmarks/sandbox.py $(ARGS)
 
 bench-queue: setup ## the queue's cost per event, 10,000 rollouts at once, the loop against its bounds; JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/whole_queue.py $(ARGS)
