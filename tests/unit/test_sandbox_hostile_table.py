@@ -4,7 +4,7 @@ Also run as an ordinary user, by test_sandbox_ordinary_user.py. A case prints wh
 what must come of it: the cause, and what stdout must and must not hold.
 """
 
-# ruff: noqa: ASYNC110, ASYNC220, ASYNC221, ASYNC230, E501 - other processes are watched by looking again
+# ruff: noqa: ASYNC110, E501 - other processes are watched by looking again
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ from headway.sandbox.programs import is_snippet
 from headway.sandbox.settings import SandboxSettings
 from tests.contract.sandbox_contract import PYTHON, running
 
-LIMITS = dict(work_mb=4, max_files=50, cpu_s=1, tmpfs_mb=2, memory_mb=256, max_processes=16)
+LIMITS = {"work_mb": 4, "max_files": 50, "cpu_s": 1, "tmpfs_mb": 2, "memory_mb": 256, "max_processes": 16}
 
 TRY = """
 import ctypes, errno, os, sys

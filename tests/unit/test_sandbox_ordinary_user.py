@@ -1,4 +1,4 @@
-"""The local provider as an ordinary user: the contract and the hostile programs, in a process of another uid."""
+"""The local provider as an ordinary user: contract and hostile programs, in a process of another uid."""
 
 import os
 import shutil
