@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.headway-setup
+PEERS := $(VENV)/.headway-bench
 CONFIG ?= examples/quickstart.toml
 ARGS ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-decode bench-queue bench-learning \
-        bench-survival bench-using bench-adapters bench-sandbox format clean
+.PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-engine bench-trainer bench-driver bench-queue \
+        bench-learning bench-survival bench-using bench-adapters bench-sandbox device-check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +32,15 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	fi
 	@touch $@
 	@echo "Headway is installed: $(BIN)/headway --help"
+
+$(PEERS): $(STAMP)
+	@echo "Installing what Headway is compared with into $(VENV)"
+	@if command -v nvidia-smi >/dev/null 2>&1; then \
+	  set -x; $(BIN)/python -m pip install -q -e '.[bench]'; \
+	else \
+	  set -x; $(BIN)/python -m pip install -q -c constraints-cpu.txt -e '.[bench]'; \
+	fi
+	@touch $@
 
 train: setup ## train the quickstart (CONFIG=examples/x.toml for another, ARGS="..." for more options)
 	$(BIN)/headway train $(CONFIG) $(ARGS)
@@ -62,13 +72,22 @@ check: setup ## lint, formatting, types, floors
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 
-bench: bench-loop bench-decode bench-queue bench-learning bench-survival bench-using bench-adapters bench-sandbox ## every benchmark
+bench: bench-loop bench-engine bench-trainer bench-driver bench-queue bench-learning bench-survival bench-using bench-adapters bench-sandbox ## every benchmark
 
-bench-loop: setup ## start-up, sync against async, the driver's share; the last line is JSON
+bench-loop: $(PEERS) ## the whole loop against TRL, async against sync (ARGS="--scenes tiny"); JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/loop.py $(ARGS)
 
-bench-decode: setup ## the engine against transformers' generate; the last line is JSON
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/decode.py $(ARGS)
+bench-engine: setup ## the engine against transformers' generate, beside the machine's limits; JSON last
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/engine.py $(ARGS)
+
+bench-driver: setup ## start-up, the driver's share, the scheduler's events a second; JSON last
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/driver.py $(ARGS)
+
+device-check: setup ## engine and trainer on a GPU against the CPU (ARGS="--device cpu" anywhere); JSON last
+	$(BIN)/python benchmarks/device_check.py $(ARGS)
+
+bench-trainer: setup ## a step against a plain transformers and peft loop, LoRA and full; the last line is JSON
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/trainer.py $(ARGS)
 
 bench-adapters: setup ## tokens/s with 0, 1, 8 and 64 LoRA adapters in one batch; the last line is JSON
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/adapters.py $(ARGS)

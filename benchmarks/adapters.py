@@ -26,9 +26,10 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from decode import Spent, now, smollm2_shape, spent_since
 from keep import keep
-from transformers import LlamaConfig, LlamaForCausalLM
+from shapes import random_llama
+from spent import Spent, now, spent_since
+from transformers import LlamaForCausalLM
 
 from headway.core.protocols import MAIN_POLICY, GenerateRequest, Sampling
 from headway.generator.engine import EmbeddedEngine
@@ -39,21 +40,6 @@ from headway.weights.publish import write_adapter
 
 NUMBERS = (0, 1, 8, 64)
 PROMPT = 32
-
-
-def tiny_shape() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=259,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 @dataclass(slots=True)
@@ -99,7 +85,7 @@ def make_adapters(folder: Path, shape: ModelShape, number: int, rank: int) -> li
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="directory of a Llama checkpoint")
-    parser.add_argument("--tiny", action="store_true", help="a model of 0.8M parameters")
+    parser.add_argument("--tiny", action="store_true", help="a model of 0.6M parameters")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--concurrent", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=32)
@@ -110,7 +96,7 @@ async def main() -> None:
     if options.model:
         model = LlamaForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
     else:
-        model = tiny_shape() if options.tiny else smollm2_shape()
+        model = random_llama(small=options.tiny)
     shape = model_shape(model.config.to_dict())
     settings = GeneratorSettings(
         threads=options.threads,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean, stdev
+from statistics import fmean, stdev, variance
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -42,6 +42,22 @@ def interval(values: Sequence[float]) -> Interval:
         return Interval(values[0], None)
     half = t_quantile(0.5 + LEVEL / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return Interval(fmean(values), half)
+
+
+def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Return the mean of the first values less that of the second, with Welch's interval.
+
+    Raises StatisticsError when a side has less than two values.
+    """
+    parts = [variance(values) / len(values) for values in (first, second)]
+    between = fmean(first) - fmean(second)
+    if not sum(parts):
+        return Interval(between, 0.0)
+    others = len(first) - 1, len(second) - 1
+    freedom = sum(parts) ** 2 / sum(part**2 / other for part, other in zip(parts, others, strict=True))
+    # A whole number of degrees of freedom, rounded down, makes the interval no narrower.
+    half = t_quantile(0.5 + LEVEL / 2, math.floor(freedom)) * math.sqrt(sum(parts))
+    return Interval(between, half)
 
 
 def t_quantile(probability: float, freedom: int) -> float:

@@ -114,7 +114,7 @@ async def test_running_requests_go_on_under_an_update(kv, models):
     def decode_text(ids):
         if len(ids) == 5:
             loop.call_soon_threadsafe(held.set)
-        while len(ids) == 5 and not engine._loop._inbox and number() == 1:
+        while len(ids) == 5 and not engine._loop.inbox and number() == 1:
             time.sleep(0.001)
         return ""
 
@@ -147,6 +147,21 @@ async def test_running_requests_go_on_under_an_update(kv, models):
     # KV that was kept is of two versions, and no other request's.
     fresh = ask("a", "fresh", items[1].prompt_ids, session=items[1].session)
     models.check("a2", fresh, await collect(engine, fresh))
+    await engine.close()
+
+
+async def test_an_adapter_that_overflows_loses_its_own_requests_alone(models, place):
+    change_tensors(place, lambda tensors: [tensor.mul_(1e30) for tensor in tensors.values()])
+    engine = make_engine(models.base, max_running=4, prefill_chunk_tokens=16)
+    wanted = await collect(engine, ask(MAIN_POLICY, "alone", [1, 2, 3], max_tokens=30, temperature=0.0))
+    await engine.load_adapter("huge", 0, 1, str(place), "keep")
+    for turn in range(6):
+        broken = [ask("huge", f"h{turn}.{i}", [i + 5] * 40, max_tokens=9) for i in range(3)]
+        sound = ask(MAIN_POLICY, f"m{turn}", [1, 2, 3], max_tokens=30, temperature=0.0)
+        *lost, answer = await collect_all(engine, [*broken, sound])
+        assert {each.finish for each in lost} == {"lost"}
+        assert all("adapter 'huge'" in each.message for each in lost)
+        assert answer.token_ids == wanted.token_ids
     await engine.close()
 
 

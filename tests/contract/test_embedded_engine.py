@@ -10,11 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from headway.core.errors import EngineError, UserError
 from headway.generator import loop as loop_module
-from headway.generator.decoder import Decoder
 from headway.generator.engine import EmbeddedEngine
 from headway.generator.settings import GeneratorSettings
 from headway.models.shape import model_shape
 from tests.contract.engine_contract import EngineContract, collect, collect_all, request
+from tests.contract.engine_parts import count_prefilled
 
 VOCAB, CONTEXT = 97, 64
 
@@ -123,7 +123,7 @@ class Hold:
 
     def state(self):
         loop = self.engine._loop
-        return loop.policies.main.number, len(loop._running)
+        return loop.policies.main.number, len(loop.places.running)
 
     def arm(self):
         self.armed_at = self.state()
@@ -131,7 +131,7 @@ class Hold:
     def __call__(self, ids):
         if len(ids) >= 3:
             time.sleep(0.002)
-        while self.armed_at == self.state() and not self.engine._loop._inbox:
+        while self.armed_at == self.state() and not self.engine._loop.inbox:
             time.sleep(0.001)
         self.armed_at = None
         return ""
@@ -226,15 +226,7 @@ async def test_an_update_of_some_parameters_changes_those_only():
 @pytest.fixture
 def prefilled(monkeypatch):
     """Count the tokens that go through prefill."""
-    counted = []
-    real = Decoder.prefill
-
-    def prefill(self, pieces, cache):
-        counted.extend(len(piece.token_ids) for piece in pieces)
-        real(self, pieces, cache)
-
-    monkeypatch.setattr(Decoder, "prefill", prefill)
-    return counted
+    return count_prefilled(monkeypatch)
 
 
 async def test_a_groups_prompt_is_prefilled_once(prefilled):
@@ -394,3 +386,32 @@ async def test_an_answer_cannot_begin_before_its_prompt():
     for count in (3, 4, -1):
         assert (await collect(engine, request("a", [1, 2, 3], num_answer_tokens=count))).finish == "rejected"
     await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("top_k", 2.5),
+        ("top_k", True),
+        ("max_tokens", 2.5),
+        ("seed", "1"),
+        ("temperature", 1e-45),
+        ("temperature", None),
+        ("top_p", "0.9"),
+        ("min_p", 2.0),
+    ],
+)
+async def test_a_request_of_nonsense_is_rejected_and_ends_nothing_else(engine, field, value):
+    bad = await collect(engine, request("bad", [1, 2], **{field: value}))
+    assert bad.finish == "rejected"
+    assert field in bad.message
+    assert (await collect(engine, request("good", [1, 2], max_tokens=3))).finish == "length"
+
+
+async def test_the_load_is_told_at_once_when_an_abort_ends_the_last_request(engine):
+    running = asyncio.ensure_future(collect(engine, request("a", [1, 2], max_tokens=1000)))
+    await engine.end_session("nobody's")  # once this is done, the request was taken in
+    await engine.abort(None)
+    await running
+    await engine.end_session("nobody's")  # a job after the abort's: what it told is there
+    assert engine.stats().num_running == 0

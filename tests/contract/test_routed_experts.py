@@ -8,25 +8,11 @@ import pytest
 import torch
 
 from headway.core.records import ROUTED_EXPERTS
-from headway.generator.engine import EmbeddedEngine
-from headway.generator.settings import GeneratorSettings
-from headway.models.shape import model_shape
 from tests.contract.engine_contract import collect, collect_all, request
+from tests.contract.engine_parts import make_engine
 from tests.unit.family_models import make_model
 
 PROMPT = list(range(3, 33))
-
-
-def make_engine(models, **settings):
-    options = {"max_running": 4, "max_context_tokens": 64, "prefill_chunk_tokens": 7, "threads": 1}
-    return EmbeddedEngine(
-        models[0],
-        model_shape(models[0].config.to_dict()),
-        GeneratorSettings(**(options | settings)),
-        replica="r0",
-        decode_text=None,
-        read_weights=lambda manifest: models[int(manifest)].state_dict().items(),
-    )
 
 
 def wanting(name, prompt, **options):

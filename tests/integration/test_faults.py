@@ -173,5 +173,5 @@ def test_weights_that_are_not_numbers_are_named(bench, tiny_model):
     weights.write_bytes(data[:header] + b"\xff" * (len(data) - header))
     ended = bench.train(f"model.path={model}")
     assert ended.code == 1, ended.text
-    assert "version 0.0 computed logits that are not finite" in ended.out
+    assert "version 0.0 computed values that are not finite" in ended.out
     assert bench.check()["steps"] == 0

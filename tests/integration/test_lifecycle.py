@@ -92,9 +92,9 @@ def test_two_interrupts_and_a_killed_driver_leave_nothing_and_the_run_goes_on(be
 def test_a_killed_worker_is_started_anew_and_too_many_deaths_end_the_run(bench):
     command = begin(bench).until_step(1)
     os.kill(bench.worker(command, "generator0"), signal.SIGKILL)
-    command.until("generator generator0 is started anew").until_step(3)
+    command.until("generator0 is started anew").until_step(3)
     os.kill(bench.worker(command, "trainer"), signal.SIGKILL)
-    command.until("trainer trainer is started anew").until_step(5)
+    command.until("trainer is started anew").until_step(5)
     os.kill(bench.worker(command, "trainer"), signal.SIGKILL)
     ended = command.ended(within_s=60)
     assert ended.code == 1, ended.text
@@ -105,7 +105,7 @@ def test_a_killed_worker_is_started_anew_and_too_many_deaths_end_the_run(bench):
     done = max(bench.trained())
     command = bench.start("resume", bench.run_dir, "recovery.environment_restarts=1").until_step(done + 1)
     os.kill(bench.worker(command, "environment0"), signal.SIGKILL)
-    command.until("environment environment0 is started anew").until_step(done + 3)
+    command.until("environment0 is started anew").until_step(done + 3)
     failed = [note for note in bench.entries("AttemptFailed") if note["cause"] == "worker_lost"]
     assert failed
     assert all(note["owner"] in ("infrastructure", "reward") and note["retried"] for note in failed)

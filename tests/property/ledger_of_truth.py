@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headway.core.commands import Command, Rollback, Score, Signal, StartRollout, Train
+from headway.core.commands import Command, Rollback, Row, Score, Signal, StartRollout, Train, TrainPart
 from headway.core.events import Event, GroupSignal, RunResumed, Scored, StepEnded
-from headway.core.notes import GroupSettled, Note, RolloutRevived, RolloutSettled
+from headway.core.notes import GroupSettled, Note, PartsDiscarded, RolloutRevived, RolloutSettled
 from headway.queue.index import Index
 from headway.queue.scheduler import Scheduler
 from tests.property.outside import Outside
@@ -28,6 +28,7 @@ class Truth:
     versions: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)  # what each contains
     rows: dict[int, tuple[str, ...]] = field(default_factory=dict)  # rollouts of each such step
     training: Train | None = None
+    gathered: tuple[Row, ...] = ()  # what the trainer has of a batch that is not complete
     scores: dict[tuple[str, int, int], float] = field(default_factory=dict)  # by rollout, attempt, try
     asked: dict[str, tuple[int, int]] = field(default_factory=dict)  # attempt and try of the newest Score
     signals: dict[str, Rewards] = field(default_factory=dict)  # group -> what its Signal held
@@ -57,6 +58,9 @@ class Truth:
         for note in notes:
             if isinstance(note, RolloutSettled):
                 self.invariant_1_each_rollout_ends_once(note)
+            elif isinstance(note, PartsDiscarded):
+                assert note.num_rollouts == len(self.gathered)
+                self.gathered = ()
             elif isinstance(note, RolloutRevived):
                 assert self.settled.pop(note.rollout, None) is not None, f"{note.rollout} was not settled"
         for command in commands:
@@ -69,11 +73,20 @@ class Truth:
                     self.signals[command.group] = command.rewards
                     self.invariant_5_a_failure_is_never_a_reward(command)
                 case Rollback():
+                    assert not self.gathered, "a trainer that is taken back keeps what it gathered"
                     self._back_to(command.step, command.lineage)
+                case TrainPart():
+                    assert self.training is None, "a part beside a step"
+                    assert command.step == len(self.weights) + 1
+                    self.gathered += command.rows
+                    self.invariant_2_no_token_beyond_the_bound_is_trained(command.rows, bound, outside)
+                    self.advantages_froze_when_the_group_settled(command.rows)
                 case Train():
-                    self.training = command
-                    self.invariant_2_no_token_beyond_the_bound_is_trained(command, bound, outside)
-                    self.advantages_froze_when_the_group_settled(command)
+                    assert command.rows[: command.num_gathered] == self.gathered
+                    self.training, self.gathered = command, ()
+                    rest = command.rows[command.num_gathered :]
+                    self.invariant_2_no_token_beyond_the_bound_is_trained(rest, bound, outside)
+                    self.advantages_froze_when_the_group_settled(command.rows)
                 case _:
                     pass
 
@@ -123,10 +136,10 @@ class Truth:
             assert set(self.settled) == self.started
 
     def invariant_2_no_token_beyond_the_bound_is_trained(
-        self, command: Train, bound: int, outside: Outside
+        self, rows: tuple[Row, ...], bound: int, outside: Outside
     ) -> None:
         """By the spans that the environment told with the payload that is trained."""
-        for row in command.rows:
+        for row in rows:
             for span in outside.spans[row.payload]:
                 version = (span.lineage, span.number)
                 assert version in row.masked or self.age(version) <= bound, (
@@ -139,13 +152,22 @@ class Truth:
         for rollout, reward in command.rewards:
             assert self.scores[(rollout, *self.asked[rollout])] == reward
 
-    def advantages_froze_when_the_group_settled(self, command: Train) -> None:
+    def advantages_froze_when_the_group_settled(self, rows: tuple[Row, ...]) -> None:
         """A group is trained whole, with the advantages that it was given once."""
         groups: dict[str, dict[str, float]] = {}
-        for row in command.rows:
+        for row in rows:
             groups.setdefault(row.group, {})[row.rollout] = row.advantage
         for name, advantages in groups.items():
             assert advantages == self.frozen[name]
+
+    def what_was_handed_over_waits_for_its_batch(self, scheduler: Scheduler) -> None:
+        """Until the batch is released, its rollouts are in the queue and nobody settles them."""
+        state = scheduler.state
+        assert tuple(state.streamed) == self.gathered
+        held = {rollout.id for group in state.groups.values() if group.streamed for rollout in group.rollouts}
+        assert held == {row.rollout for row in self.gathered} or state.phase == "finished"
+        stages = {group.stage for group in state.groups.values() if group.streamed}
+        assert stages <= {"queued"}
 
     def invariant_7_no_sandbox_is_left(self, scheduler: Scheduler, outside: Outside) -> None:
         """Each one that runs is known, or was asked to end."""
@@ -202,6 +224,8 @@ def awaited(scheduler: Scheduler) -> list[str]:
             keys.append("rollback" if state.trainer_joined else "restart:trainer")
         case "idle":
             pass
+    if state.part_pending:
+        keys.append("train")
     if state.saving_step >= 0:
         keys.append("checkpoint")
     if state.phase == "starting":

@@ -27,12 +27,14 @@ from headway.core.commands import (
     Signal,
     StartRollout,
     Train,
+    TrainPart,
     WakeAt,
 )
 from headway.core.events import (
     CheckpointDone,
     Event,
     GroupSignal,
+    PartEnded,
     ReplicaChanged,
     ReplicaJoined,
     ReplicaLost,
@@ -149,7 +151,7 @@ class Outside:
                 self.open["score", command.rollout, command.attempt, command.tries] = command
             case Signal():
                 self.open["signal", command.group] = command
-            case Train() | Publish() | Checkpoint() | Rollback():
+            case Train() | TrainPart() | Publish() | Checkpoint() | Rollback():
                 self.open[(type(command).__name__,)] = command
             case ApplyVersion():
                 for name in command.replicas:
@@ -212,6 +214,10 @@ class Outside:
                     ("signal", lambda: self._signal(thing)),
                     ("drop", lambda: self._signal(thing, keep=False)),
                 ]
+            case TrainPart():
+                found = [("part", lambda: PartEnded(thing.batch, thing.part, 0.5, 1))]
+            case Train() if ("TrainPart",) in self.open:
+                return []  # the trainer does one thing after the other
             case Train():
                 found = [
                     ("step", lambda: self._step(thing, 0.5)),
@@ -429,7 +435,7 @@ class Outside:
     def trainer_dies(self) -> Event:
         """What it was doing is gone."""
         self.trainer_alive = False
-        for kind in ("Train", "Publish", "Checkpoint", "Rollback"):
+        for kind in ("Train", "TrainPart", "Publish", "Checkpoint", "Rollback"):
             self.open.pop((kind,), None)
         return WorkerLost("trainer", "trainer", "drawn")
 

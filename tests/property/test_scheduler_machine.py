@@ -71,6 +71,7 @@ def chosen_settings(of: Callable[..., Any]) -> SchedulerSettings:
             batch_tokens=of(0, 30),
             publish_every=of(1, 2) if lags else 1,
             max_updating_replicas=of(0, 1),
+            stream=of(False, True),
             max_running_rollouts=of(0, 4),
             drop_zero_advantage=of(True, False),
             max_refill_batches=of(0, 1),
@@ -137,6 +138,7 @@ def drawn_settings(draw: st.DrawFn) -> SchedulerSettings:
 CHANGES = (
     ("queue.bound", (0, 2)),
     ("queue.batch_size", (6, 12)),
+    ("queue.stream", (True, False)),
     ("queue.max_running_rollouts", (0, 6)),
     ("queue.on_failed_rollout", ("void", "shrink")),
     ("partial.park", ("update", "batch", "never")),
@@ -198,6 +200,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.truth.invariant_1_conservation(self.scheduler)
         self.truth.invariant_7_no_sandbox_is_left(self.scheduler, self.outside)
         self.truth.invariant_8_something_is_awaited(self.scheduler, self.outside.wake_at_s)
+        self.truth.what_was_handed_over_waits_for_its_batch(self.scheduler)
         self.truth.the_index_is_what_the_state_says(self.scheduler)
 
     @property

@@ -42,6 +42,7 @@ scheduler_settings = st.builds(
             publish_every=1
             + more["publish_lag"] * bool(min(depth, bound) != 0 and bound and more["level"] != 0),
             max_updating_replicas=more["updating"],
+            stream=more["stream"],
             batch_tokens=more["batch_tokens"],
         ),
         staleness=StalenessSettings(
@@ -77,6 +78,7 @@ scheduler_settings = st.builds(
         {
             "publish_lag": st.sampled_from([0, 0, 1]),
             "updating": st.sampled_from([0, 1]),
+            "stream": st.booleans(),
             "batch_tokens": st.sampled_from([0, 0, 300]),
             "token": st.sampled_from(["drop", "mask"]),
             "level": st.sampled_from([-1, -1, 0, 1, 2]),

@@ -122,6 +122,8 @@ def play(seed: int) -> tuple[SimRun, Finish]:
     settings, sim = draw_settings(rng), draw_sim(rng)
     if seed % 8 == 6:
         settings = draw_evaluation(settings, random.Random(f"evaluation/{seed}"))
+    stream = random.Random(f"stream/{seed}").random() < 0.5
+    settings = replace(settings, queue=replace(settings.queue, stream=stream))
     flow = seed % 3 == 1
     if flow:
         settings, sim = draw_flow(settings, sim, random.Random(f"flow/{seed}"))

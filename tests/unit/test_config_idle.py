@@ -14,6 +14,18 @@ FILES = sorted((Path(__file__).parents[2] / "examples").rglob("*.toml"))
 EXAMPLES = [path for path in FILES if path.stem != "sft"]  # for train
 
 ROWS = [
+    (
+        "generator.kv_on_update=keep",
+        ("generator.numerics=exact",),
+        'generator.numerics is "exact"',
+        ["generator.numerics=fast"],
+    ),
+    (
+        "trainer.replay_routing=false",
+        ("generator.numerics=exact",),
+        'generator.numerics is "exact"',
+        ["generator.numerics=fast"],
+    ),
     ("queue.max_updating_replicas=1", (), "generator.replicas is 1", ["generator.replicas=2"]),
     (
         "oversampling.when_met=finish",

@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from headway.algorithms.advantages import ADVANTAGES, as_advantage
+from headway.algorithms.losses import LOSSES, as_policy_loss
 from headway.algorithms.settings import AlgorithmSettings
 from headway.config.compose import EXAMPLES, Config
-from headway.config.load import load_config
+from headway.config.load import load_config, load_sft_config
+from headway.config.rules import NEED_WHOLE_BATCH
 from headway.core.errors import ConfigError
 from headway.core.schema import keys_of, sections_of
 
@@ -58,6 +61,34 @@ def test_an_estimator_over_the_batch_keeps_every_group():
     (problem,) = problems(*chosen)
     assert problem.startswith("queue.drop_zero_advantage: must be false when algorithm.advantage is ")
     assert not load_config(None, (*chosen, "queue.drop_zero_advantage=false")).queue.drop_zero_advantage
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("algorithm.loss", "m2po"),
+        ("algorithm.advantage", "magistral"),
+        ("algorithm.advantage", "reinforce_pp_baseline"),
+    ],
+)
+def test_a_step_that_needs_the_whole_batch_cannot_begin_before_it_is_there(key, name):
+    (problem,) = problems(*BASE, "queue.stream=true", f"{key}={name}")
+    assert problem.startswith(f'queue.stream: must be false when {key} is "{name}", which needs the whole')
+    assert not load_config(None, [*BASE, f"{key}={name}"]).queue.stream
+
+
+def test_the_functions_that_need_the_whole_batch_are_those_with_a_batch_half():
+    """Written down in `rules`, which may not load them."""
+    named = NEED_WHOLE_BATCH["algorithm.advantage"]
+    found = [name for name in ADVANTAGES.names if as_advantage(ADVANTAGES.load(name)).batch is not None]
+    assert sorted(named) == found
+    losses = [name for name in LOSSES.names if as_policy_loss(LOSSES.load(name)).batch is not None]
+    assert sorted(NEED_WHOLE_BATCH["algorithm.loss"]) == losses
+
+
+def test_supervised_training_has_one_process():
+    with pytest.raises(ConfigError, match="must be 1 for `headway sft`"):
+        load_sft_config(None, ["model.path=tiny", "sft.data=x.jsonl", "trainer.ranks=2"])
 
 
 def test_a_kl_penalty_needs_lora():

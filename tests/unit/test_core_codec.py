@@ -40,7 +40,7 @@ def test_an_environments_metric_that_is_not_finite_is_left_out_of_the_score():
 
 @dataclass
 class Trainer:
-    def step(self, rows, lr_scale=1.0):
+    def step(self, rows, lr_scale=1.0, *, num_gathered=0):
         return StepResult(1, 1, dict(ODD))
 
 

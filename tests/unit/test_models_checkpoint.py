@@ -3,6 +3,7 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from headway.core.errors import ModelError
 from headway.models import checkpoint
@@ -317,3 +318,52 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(ModelError, match=r"cache must be writable.*HEADWAY_CACHE"):
         install(tmp_path / "cache" / "models" / "tiny", "test", lambda path: None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "value"),
+    [
+        ({"hidden_size": "big"}, "hidden_size in config.json must be a whole number", "big"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers in config.json must be a whole number", 0),
+        ({"num_attention_heads": 2.5}, "num_attention_heads in config.json must be a whole number", 2.5),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps in config.json must be a number above 0", "x"),
+        ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads", 3),
+        ({"architectures": None, "model_type": None}, "The architecture must be one of", None),
+        (
+            {"model_type": "qwen2"},
+            'With the architecture LlamaForCausalLM the model_type must be "llama"',
+            "qwen2",
+        ),
+    ],
+    ids=str,
+)
+def test_a_config_that_no_model_can_have_is_refused_by_its_field(copy, changes, rule, value):
+    edit(copy, "config.json", **changes)
+    found = problem(copy)
+    assert rule in found.rule
+    assert found.value == (value if value is not None else "config.json names no architecture")
+
+
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (130, 7), (258, 95)])
+def test_a_tied_output_layer_that_differs_anywhere_in_a_small_model_is_found(copy, row, column):
+    weights = load_file(copy / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, copy / "model.safetensors")
+    verify(copy)
+    weights["lm_head.weight"][row, column] += 1
+    save_file(weights, copy / "model.safetensors")
+    assert "With tie_word_embeddings the output layer must be the embedding" in problem(copy).rule
+
+
+@pytest.mark.parametrize(("spare", "fine"), [(13, True), (14, False)])
+def test_rows_of_the_embedding_without_a_token_are_fine_up_to_a_twentieth(copy, spare, fine):
+    weights = load_file(copy / "model.safetensors")
+    rows = weights["model.embed_tokens.weight"]
+    weights["model.embed_tokens.weight"] = torch.cat([rows, rows[:spare]])
+    save_file(weights, copy / "model.safetensors")
+    edit(copy, "config.json", vocab_size=259 + spare)
+    if fine:
+        verify(copy)
+    else:
+        rule = "the embedding has 273 rows, and the tokenizer only 259 tokens"
+        assert rule in problem(copy).rule

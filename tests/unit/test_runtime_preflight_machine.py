@@ -86,10 +86,9 @@ def test_the_estimate_is_near_what_the_quickstart_took(checkpoint):
 @pytest.mark.parametrize(
     ("overrides", "measured"),
     [
-        (["trainer.micro_batch_tokens=256"], 1602),
-        (["trainer.micro_batch_tokens=1024"], 3563),
-        (["trainer.gradient_checkpointing=true"], 1678),
-        (["trainer.full=true"], 3229),
+        (["trainer.micro_batch_tokens=568"], 1660),
+        (["trainer.micro_batch_tokens=1016"], 2120),
+        (["trainer.micro_batch_tokens=568", "trainer.full=true"], 3083),
     ],
 )
 def test_the_estimate_of_a_step_is_near_what_it_took(checkpoint, overrides, measured):
@@ -98,6 +97,13 @@ def test_the_estimate_of_a_step_is_near_what_it_took(checkpoint, overrides, meas
     parts = [part for part in estimate_memory(SMOLLM2, config).parts if part.process == "trainer"]
     size = sum(part.num_bytes for part in parts if part.what != "checkpoint")
     assert size / MIB == pytest.approx(measured, rel=0.15)
+
+
+def test_each_further_rank_takes_what_the_trainer_takes_without_its_checkpoints(checkpoint):
+    config = subject(checkpoint, "trainer.ranks=3").config
+    sizes = estimate_memory(SMOLLM2, config).processes
+    further = sizes["trainer"] - checkpoint_bytes(SMOLLM2, config)
+    assert sizes["trainer rank 1"] == sizes["trainer rank 2"] == further
 
 
 def test_sizes_follow_from_the_parameters(checkpoint):

@@ -58,6 +58,14 @@ def test_a_context_that_the_model_was_not_made_for(checkpoint):
     )
 
 
+def test_a_cap_on_kv_that_is_too_small_for_one_request(checkpoint):
+    edit(checkpoint, "config.json", max_position_embeddings=4096)
+    changed = subject(checkpoint, "generator.max_context_tokens=4096", "generator.kv_cache_mb=1")
+    finding = only(found(changed, "model"), "error")
+    assert "which takes 6291456 bytes" in finding.text
+    assert finding.place == "command line: generator.kv_cache_mb"
+
+
 def test_lora_targets_that_the_model_does_not_have(checkpoint):
     assert found(subject(checkpoint, "trainer.lora_targets=q_proj, up_proj"), "model")[0].level == "ok"
     finding = found(subject(checkpoint, "trainer.lora_targets=q_proj,wq"), "model")[0]
@@ -88,12 +96,10 @@ def looked_at(path, vocab=None):
     return one
 
 
-@pytest.mark.parametrize(("rows", "level"), [(259, "ok"), (272, "ok"), (273, "error"), (49152, "error")])
-def test_a_vocabulary_larger_than_the_tokenizer(checkpoint, rows, level):
-    finding = only(list(tokenizer(looked_at(checkpoint, rows))), level)
-    if level == "error":
-        assert f"the embedding has {rows:,} rows, and the tokenizer only 259 tokens" in finding.text
-    elif rows > 259:
+@pytest.mark.parametrize("rows", [259, 272])
+def test_rows_of_the_embedding_without_a_token_are_told(checkpoint, rows):
+    finding = only(list(tokenizer(looked_at(checkpoint, rows))), "ok")
+    if rows > 259:
         assert "13 rows of the embedding are spare" in finding.text
 
 

@@ -251,7 +251,7 @@ def test_bad_data_makes_no_run_directory(start, tmp_path, capsys):
 def test_a_run_that_is_going_on_is_not_resumed(start, monkeypatch, capsys):
     found = []
     at_step(
-        monkeypatch, 2, lambda trainer: found.append(main(["resume", str(trainer._checkpoint_dir.parent)]))
+        monkeypatch, 2, lambda trainer: found.append(main(["resume", str(trainer._keeping.directory.parent)]))
     )
     start()
     assert found == [2]

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from headway.config.load import load_config
-from headway.core.commands import Checkpoint, Publish, Rollback, Row, Train
-from headway.core.errors import DiskFullError
-from headway.core.events import CheckpointDone, RolledBack, StepEnded, VersionPublished
+from headway.core.commands import Checkpoint, Publish, Rollback, Row, Train, TrainPart
+from headway.core.errors import DiskFullError, HeadwayError, UserError
+from headway.core.events import CheckpointDone, PartEnded, RolledBack, StepEnded, VersionPublished
 from headway.core.payload import Payload, PayloadWriter
 from headway.core.records import FLAGS, FLOATS, TOKENS, TrainingSample, VersionSpan
 from headway.models.fetch import fetch
@@ -147,7 +147,7 @@ def test_versions_go_to_the_run_directory_once_shared_memory_is_full(job, small_
         again = (steps(desk, train, [2]), obey(desk, Publish(0, 2)))[1]
     assert published.manifest.startswith(f"{weights_dir(job.run_dir)}/")
     assert again.manifest.startswith(f"{weights_dir(job.run_dir)}/")
-    (notice,) = told
+    (notice,) = [notice for notice in told if notice.code != "mismatch"]  # these log-probs are made up
     assert notice.code == "weights_moved"
     assert f"no room for {small_disk}/0000-00000001: it needs " in notice.text
     assert os.listdir(small_disk) == ["ballast"]
@@ -169,7 +169,7 @@ def test_a_checkpoint_that_has_no_room_leaves_the_one_before_and_comes_once_ther
     checkpoints = small_disk / "checkpoints"
     with ThreadPoolExecutor(1) as writer:
         desk = Desk(job, writer)
-        desk.trainer._checkpoint_dir = checkpoints
+        desk.trainer._keeping.directory = checkpoints
         steps(desk, train, [1])
         done = obey(desk, Checkpoint(1))
         assert done.num_bytes == sum(p.stat().st_size for p in Path(done.path).rglob("*") if p.is_file())
@@ -194,3 +194,110 @@ def test_the_best_checkpoint_and_milestones_outlive_the_newest(job, train):
             obey(desk, Checkpoint(step))
         desk.retain()
     assert saved(job) == [2, 3, 5]
+
+
+# --- parts and ranks ------------------------------------------------------------------------------
+
+
+def grouped(command):
+    """The same rows, each of a group of its own, so that a part may hold one of them."""
+    return replace(command, rows=tuple(row._replace(group=row.rollout) for row in command.rows))
+
+
+def begin(desk, command):
+    """Hand over the first row, and return what is left to be said."""
+    part = obey(desk, TrainPart(command.batch, command.step, command.step, command.rows[:1]))
+    assert isinstance(part, PartEnded)
+    assert (part.batch, part.part) == (command.batch, command.step)
+    return part, replace(command, num_gathered=1)
+
+
+def test_a_step_counts_the_computing_of_its_parts(desk, train):
+    part, rest = begin(desk, grouped(train(1)))
+    ended = obey(desk, rest)
+    assert ended.gathered_s == part.compute_s > 0
+    assert ended.compute_s > ended.gathered_s
+    assert obey(desk, grouped(train(2))).gathered_s == 0
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_rollback_forgets_the_step_that_was_begun(desk, train, step):
+    first = grouped(train(1))
+    expected = obey(desk, first).metrics
+    obey(desk, Checkpoint(1))
+    second = grouped(train(2))
+    of_second = obey(desk, second).metrics
+    begin(desk, grouped(train(3)))
+    obey(desk, Rollback(step, 1))
+    ended = obey(desk, second if step else first)
+    assert ended.gathered_s == 0
+    assert ended.metrics == (of_second if step else expected)
+
+
+def test_a_run_that_streams_has_an_algorithm_that_can(job):
+    config = replace(
+        job.config,
+        queue=replace(job.config.queue, stream=True),
+        algorithm=replace(job.config.algorithm, advantage="magistral"),
+    )
+    with ThreadPoolExecutor(1) as writer, pytest.raises(UserError, match="advantage = magistral"):
+        Desk(replace(job, config=config), writer)
+
+
+def ranked(job, num):
+    return replace(job, config=replace(job.config, trainer=replace(job.config.trainer, ranks=num)), threads=2)
+
+
+def test_a_trainer_of_two_processes_takes_the_steps_of_one(job, train):
+    commands = [grouped(train(step)) for step in (1, 2, 3)]
+    found = []
+    for num in (1, 2):
+        with ThreadPoolExecutor(1) as writer:
+            desk = Desk(ranked(job, num), writer)
+            own = desk.trainer if num == 1 else desk.trainer._own
+            results = [obey(desk, commands[0])]
+            obey(desk, Publish(0, 1))
+            saved_at = obey(desk, Checkpoint(1))
+            desk.set_threads(1)
+            results += [obey(desk, commands[1]), obey(desk, begin(desk, commands[2])[1])]
+            obey(desk, Rollback(1, 1))
+            results.append(obey(desk, commands[1]))
+            weights = {name: p.detach().clone() for name, p in own._policy.trainable().items()}
+            desk.leave()
+        assert isinstance(saved_at, CheckpointDone)
+        found.append((results, weights))
+    (one, weights), (two, same) = found
+    for expected, result in zip(one, two, strict=True):
+        assert result.num_trained_tokens == expected.num_trained_tokens
+        differs = {"num_micro_batches": result.metrics["num_micro_batches"]}
+        assert result.metrics == pytest.approx(expected.metrics | differs, rel=1e-4, abs=1e-5)
+    assert two[1].metrics == two[3].metrics  # the rollback came to every rank
+    for name, weight in weights.items():
+        torch.testing.assert_close(same[name], weight, rtol=1e-4, atol=1e-4)
+
+
+def test_a_dead_rank_ends_the_trainer_and_is_named(job, train):
+    with ThreadPoolExecutor(1) as writer:
+        desk = Desk(ranked(job, 2), writer)
+        obey(desk, train(1))
+        process, _ = desk.trainer._others[0]
+        process.kill()
+        with pytest.raises(HeadwayError, match="rank 1 of the trainer was ended by SIGKILL"):
+            obey(desk, train(2))
+        desk.trainer.close()
+
+
+def test_rows_that_are_refused_stop_no_rank(job, train):
+    with ThreadPoolExecutor(1) as writer:
+        trainer = Desk(ranked(job, 2), writer).trainer
+        rows = train(1).rows
+        wide = trainer.batch_wide(rows)
+        trainer.forward_backward(rows[:1], wide)
+        with pytest.raises(HeadwayError, match="must be finite"):
+            trainer.forward_backward([rows[0]._replace(advantage=float("nan"))], wide)
+        trainer.forward_backward(rows[1:], wide)
+        assert trainer.optim_step()["nonfinite"] == 0
+        with pytest.raises(HeadwayError, match="needs a gradient"):
+            trainer.optim_step()
+        assert len(trainer.forward(rows)) == 2
+        trainer.close()

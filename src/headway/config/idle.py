@@ -83,6 +83,16 @@ TABLE = (
         lambda c: c.queue.batch_tokens < c.queue.batch_size * c.generator.max_context_tokens,
         ("queue.batch_size", "generator.max_context_tokens"),
     ),
+    Idle(
+        "generator.kv_on_update prefill_chunk_tokens",
+        lambda c: c.generator.numerics == "fast",
+        ("generator.numerics",),
+    ),
+    Idle(
+        "trainer.micro_batch_tokens replay_routing",
+        lambda c: c.generator.numerics == "fast",
+        ("generator.numerics",),
+    ),
     Idle("queue.max_updating_replicas", lambda c: c.generator.replicas > 1, ("generator.replicas",)),
     Idle(
         "oversampling.when_met",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headway.config.arguments import with_all_arguments
 from headway.config.compose import EXAMPLES, Config, SftConfig
-from headway.config.rules import RULES
+from headway.config.rules import RULES, SFT_RULES
 from headway.config.source import COMMAND_LINE, read_source
 from headway.config.validate import validate
 from headway.core.errors import ConfigError, UserError
@@ -75,7 +75,7 @@ def load_sft_config(path: Path | None, overrides: Sequence[str] = ()) -> SftConf
             is_override = source.where(f"sft.{name}") == COMMAND_LINE
             folder = Path() if is_override or path is None else path.parent
             values[name] = str((folder / Path(value).expanduser()).absolute())
-    return validate(SftConfig, source, examples=EXAMPLES, rules=())
+    return validate(SftConfig, source, examples=EXAMPLES, rules=SFT_RULES)
 
 
 def sections_not_read(path: Path) -> list[str]:

@@ -11,10 +11,15 @@ from headway.environments.registry import BUILT_IN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from headway.config.compose import Config
+    from headway.config.compose import Config, SftConfig
 
 
 LOWEST_TEMPERATURE = 0.001
+NEED_WHOLE_BATCH = {
+    "algorithm.advantage": ("magistral", "reinforce_pp", "reinforce_pp_baseline"),
+    "algorithm.loss": ("m2po",),
+}
+"""Built-in functions with a batch half; the trainer finds it out of one's own when it starts."""
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "maxrl", "magistral", "reinforce_pp_baseline")
 
 
@@ -102,6 +107,20 @@ def batch_estimator_keeps_every_group(config: Config) -> Iterator[Clash]:
         yield Clash(("queue.drop_zero_advantage", "algorithm.advantage"), rule, remedy)
 
 
+def a_streamed_step_needs_no_whole_batch(config: Config) -> Iterator[Clash]:
+    """What is computed over the batch is known when it is complete, and a streamed step has begun by then."""
+    if not config.queue.stream:
+        return
+    chosen = {
+        "algorithm.advantage": config.algorithm.advantage,
+        "algorithm.loss": config.algorithm.loss,
+    }
+    for key, name in chosen.items():
+        if name in NEED_WHOLE_BATCH[key]:
+            rule = f'must be false when {key} is "{name}", which needs the whole batch before any gradient'
+            yield Clash(("queue.stream", key), rule, "Set it to false: the trainer then waits for the batch")
+
+
 def kl_penalty_needs_a_reference(config: Config) -> Iterator[Clash]:
     """Full fine-tuning overwrites the model that the run began from."""
     if config.algorithm.kl_coef > 0 and config.trainer.full:
@@ -145,6 +164,13 @@ def a_group_can_be_kept(config: Config) -> Iterator[Clash]:
     yield Clash(keys, rule, "Widen the band, or use larger groups")
 
 
+def supervised_training_has_one_process(config: SftConfig) -> Iterator[Clash]:
+    """`headway sft` trains in its own process."""
+    if config.trainer.ranks > 1:
+        yield Clash(("trainer.ranks",), "must be 1 for `headway sft`, which has one process", "Use 1")
+
+
+SFT_RULES: tuple[Callable[[SftConfig], Iterator[Clash]], ...] = (supervised_training_has_one_process,)
 RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     a_temperature_can_be_divided_by,
     environment_takes_its_arguments,
@@ -153,6 +179,7 @@ RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     training_explores,
     group_estimator_needs_a_group,
     batch_estimator_keeps_every_group,
+    a_streamed_step_needs_no_whole_batch,
     kl_penalty_needs_a_reference,
     periodic_evaluation_needs_tasks,
     leftovers_stay_within_the_bound,

@@ -118,6 +118,16 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class TrainPart:
+    """Add the gradient of whole groups of a batch that is not complete yet; answered by PartEnded."""
+
+    batch: int
+    step: int  # that they are committed to
+    part: int  # a number of its own within the run
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Train:
     """Take one optimizer step; answered by StepEnded."""
 
@@ -125,6 +135,7 @@ class Train:
     step: int  # optimizer steps applied when it is done
     rows: tuple[Row, ...]
     lr_scale: float = 1.0  # what the learning rate is multiplied by, below 1 after a guard's rollback
+    num_gathered: int = 0  # the first so many rows were handed over in parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +210,7 @@ Command = (
     | Cancel
     | Score
     | Signal
+    | TrainPart
     | Train
     | Publish
     | ApplyVersion

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from headway.core.codec import from_plain
 from headway.core.records import FinishReason, VersionSpan
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 Owner = Literal["infrastructure", "environment", "reward", "scheduler"]
 
@@ -71,6 +71,7 @@ class ReplicaChanged:
     num_waiting: int
     kv_used_fraction: float
     tokens_per_s: float
+    num_preemptions: int = 0  # of running requests for want of KV or for a higher priority, since it joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,15 +275,26 @@ class GroupSignal:
 
 
 @dataclass(frozen=True, slots=True)
+class PartEnded:
+    """The gradient of a part of a batch that is not complete yet is added."""
+
+    batch: int
+    part: int
+    compute_s: float
+    num_tokens: int  # tokens that went through the model
+
+
+@dataclass(frozen=True, slots=True)
 class StepEnded:
     """The trainer applied one optimizer step."""
 
     batch: int
     step: int  # optimizer steps applied now
-    compute_s: float
+    compute_s: float  # of the whole step, its parts included
     num_tokens: int  # tokens that went through the model
     num_trained_tokens: int  # tokens that the loss counted
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    gathered_s: float = 0.0  # of compute_s, what was done before the batch was complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +412,7 @@ Event = (
     | Scored
     | ScoreFailed
     | GroupSignal
+    | PartEnded
     | StepEnded
     | VersionPublished
     | VersionApplied

@@ -134,6 +134,15 @@ class BatchReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class PartsDiscarded:
+    """The trainer lost what it had gathered of a batch that was not complete; its groups wait again."""
+
+    batch: int
+    groups: tuple[str, ...]
+    num_rollouts: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueueDepth:
     """How many groups are where, written when it changes at a step's edges."""
 
@@ -261,6 +270,7 @@ Note = (
     | TaskReturned
     | TaskRegressed
     | BatchReleased
+    | PartsDiscarded
     | QueueDepth
     | Refilled
     | NoSignal

@@ -94,6 +94,7 @@ class EngineStats:
     num_waiting: int
     kv_used_fraction: float
     tokens_per_s: float
+    num_preemptions: int = 0  # running requests that gave way, since the start
     num_adapters: int = 0
     adapter_bytes: int = 0  # memory that they take
 
@@ -352,11 +353,89 @@ class StepResult:
     metrics: dict[str, float]
 
 
-class Trainer(Protocol):
-    """The trainer as its worker process sees it. Rows are fetched by reference."""
+@dataclass(frozen=True, slots=True)
+class OptimSettings:
+    """Settings of one optimizer step in place of the trainer's own; None keeps those."""
 
-    def step(self, rows: Sequence[Row], lr_scale: float = 1.0) -> StepResult:
-        """Take one optimizer step on these rows; `lr_scale` multiplies the learning rate."""
+    learning_rate: float | None = None  # no warm-up or decay acts on it
+    beta1: float | None = None
+    beta2: float | None = None
+    eps: float | None = None
+    weight_decay: float | None = None
+    max_grad_norm: float | None = None
+
+
+class PartSums(Protocol):
+    """What a forward and backward pass over a part of a batch leaves; parts add up."""
+
+    loss: float  # weighted by the denominators
+    num_tokens: int  # positions through the model, shared prefixes once
+    num_trained_tokens: int
+
+    @property
+    def logprobs(self) -> Mapping[int, Any]:
+        """Log-probs of the trained tokens of each sample that has any, by its place among all, nats, [k]."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return means over the trained tokens of the part."""
+        ...
+
+
+class Trainer(Protocol):
+    """The trainer as its worker process sees it. Rows are fetched by reference.
+
+    `step` is one whole step. Its pieces are operations of their own, and additive: any number of callers add
+    gradients with `forward_backward`, in any order and in parts of any size, and one `optim_step` applies
+    their sum and forgets it. Rows that are refused leave what others added as it was.
+    """
+
+    def step(self, rows: Sequence[Row], lr_scale: float = 1.0, *, num_gathered: int = 0) -> StepResult:
+        """Take one optimizer step on these rows; `lr_scale` multiplies the learning rate.
+
+        The first `num_gathered` of them were handed to `gather` since the last step, in this order. Without
+        any, a gradient that others added is forgotten.
+        """
+        ...
+
+    def gather(self, rows: Sequence[Row]) -> int:
+        """Add the gradient of whole groups to the next step, whose batch is not complete yet.
+
+        Returns the tokens that went through the model. The first call after a step forgets what others
+        added. Raises UserError where the algorithm needs the whole batch first.
+        """
+        ...
+
+    def forward(
+        self, rows: Sequence[Row], policy: Literal["policy", "reference"] = "policy"
+    ) -> Sequence[Sequence[Any]]:
+        """Return log-probs of the trained tokens, nats, for each row and each of its samples, an array [k].
+
+        `reference` is the checkpoint that the run began from; HeadwayError where it is not kept.
+        """
+        ...
+
+    def batch_wide(self, rows: Sequence[Row]) -> Any:
+        """Return what only a whole batch tells, its denominators above all, to give to each of its parts."""
+        ...
+
+    def forward_backward(self, rows: Sequence[Row], wide: Any) -> PartSums:
+        """Add the gradient of rows to what was added before; `wide` is of the batch that they are a part of.
+
+        All or nothing: when it raises, the gradient is what it was before the call.
+        """
+        ...
+
+    def zero_grad(self) -> None:
+        """Forget the gradient that was added so far, whoever did."""
+        ...
+
+    def optim_step(self, settings: OptimSettings | None = None, *, lr_scale: float = 1.0) -> dict[str, float]:
+        """Clip the gradient, apply it, and forget it: one more step is applied.
+
+        Returns `grad_norm` before clipping, `learning_rate`, and `nonfinite`: 1 when the update was skipped.
+        Raises HeadwayError when nothing was added since the last step.
+        """
         ...
 
     def publish(self, lineage: int, number: int) -> tuple[str, int]:
@@ -392,4 +471,8 @@ class Trainer(Protocol):
 
     def set_threads(self, num_threads: int) -> None:
         """Compute with this many CPU threads from the next micro-batch on; callable from any thread."""
+        ...
+
+    def close(self) -> None:
+        """End the processes that compute with it, if there are any; nothing may be asked of it afterwards."""
         ...

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from concurrent.futures import Future
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,6 @@ from headway.generator.adapters import AdapterWeights, pack_adapter
 from headway.models.adapters import read_adapter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from headway.generator.loop import DecodeLoop
     from headway.generator.settings import GeneratorSettings
     from headway.models.shape import ModelShape
@@ -36,7 +33,6 @@ class AdapterLoading:
 
     Args:
         loop: of the engine.
-        post: runs a function in the loop's thread, or fails the future when the loop has ended.
         shape: of the model.
         settings: with the limits.
         device: of the weights.
@@ -46,14 +42,12 @@ class AdapterLoading:
     def __init__(
         self,
         loop: DecodeLoop,
-        post: Callable[[Callable[[], None], Future[float]], None],
         shape: ModelShape,
         settings: GeneratorSettings,
         device: torch.device,
         base_model: str,
     ) -> None:
         self._loop = loop
-        self._post = post
         self._shape = shape
         self._settings = settings
         self._device = device
@@ -79,10 +73,9 @@ class AdapterLoading:
         self._check(policy)
         weights = await asyncio.to_thread(self._read, place)
         self._names.add(policy)
-        done: Future[float] = Future()
-        self._post(lambda: self._loop.load_adapter(policy, lineage, number, weights, kv, done), done)
-        # Shielded: a cancelled caller must not cancel what the loop is about to settle.
-        return await asyncio.shield(asyncio.wrap_future(done))
+        return await self._loop.inbox.ask(
+            lambda done: self._loop.load_adapter(policy, lineage, number, weights, kv, done)
+        )
 
     async def drop(self, policy: str) -> None:
         """See `core.protocols.Engine.drop_adapter`."""
@@ -93,9 +86,7 @@ class AdapterLoading:
                 remedy=f"Loaded are {', '.join(sorted(self._names)) or 'none'}",
             )
         self._names.remove(policy)
-        done: Future[float] = Future()
-        self._post(lambda: self._loop.drop_adapter(policy, done), done)
-        await asyncio.shield(asyncio.wrap_future(done))
+        await self._loop.inbox.ask(lambda done: self._loop.drop_adapter(policy, done))
 
     def _check(self, policy: str) -> None:
         if not policy or policy == MAIN_POLICY:

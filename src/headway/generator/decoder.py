@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from headway.generator.adapters import Mixture, together
+from headway.generator.attention import Shared, attend_piece, attend_rows, levels_of
 from headway.generator.experts import mix, route
 from headway.generator.packed import PackedWeights, linear
 from headway.generator.rotary import rotations
@@ -36,6 +37,7 @@ class Piece(NamedTuple):
     token_ids: array[int]
     served: Served
     scores: PromptLogprobs | None = None  # takes the log-probs of the tokens that these predict
+    shared: Shared = ()  # where the KV of the first tokens is, when not in the slot
 
 
 class Fed(NamedTuple):
@@ -43,6 +45,8 @@ class Fed(NamedTuple):
 
     tokens: array[int]  # the whole context; the KV of all but the last is resident
     served: Served
+    temperature: float = 1.0  # of sampling, 0 is greedy; an exact decoder's answer depends on it
+    shared: Shared = ()
 
     @property
     def position(self) -> int:
@@ -66,8 +70,12 @@ class Decoder:
         self._num_rotated = shape.num_heads + shape.num_kv_heads
 
     @torch.inference_mode()
-    def prefill(self, pieces: Sequence[Piece], cache: KvCache) -> None:
-        """Compute the KV of these pieces, packed into one batch of tokens."""
+    def prefill(self, pieces: Sequence[Piece], cache: KvCache) -> set[int]:
+        """Compute the KV of these pieces, packed into one batch of tokens.
+
+        Returns the slots of pieces with KV that is not finite. What is not finite in one layer is not in the
+        next ones either, so that the last one is looked at.
+        """
         grouped = together([each.served.adapter for each in pieces], [len(each.token_ids) for each in pieces])
         mixture = None
         if grouped is not None:
@@ -82,37 +90,41 @@ class Decoder:
             [self._columns[piece.start : piece.start + n] for piece, n in zip(pieces, lengths, strict=True)]
         )
         rotation = self._rotations[positions].unsqueeze(1)
-        masks = [self._causal(piece.start, n) for piece, n in zip(pieces, lengths, strict=True)]
+        elsewhere = [sum(n for _, n in piece.shared) for piece in pieces]
+        columns = positions
+        if any(elsewhere):
+            counts = torch.tensor(lengths, device=self._device)
+            columns = positions - torch.tensor(elsewhere, device=self._device).repeat_interleave(counts)
+        starts = [piece.start - n for piece, n in zip(pieces, elsewhere, strict=True)]
+        masks = [self._causal(start, n) for start, n in zip(starts, lengths, strict=True)]
         heads, kv_heads, d = self._shape.num_heads, self._shape.num_kv_heads, self._shape.head_dim
         last = len(self.weights.layers) - 1
         scored = any(piece.scores is not None and not piece.scores.complete for piece in pieces)
         x = functional.embedding(tokens, self.weights.embed)
         for index, layer in enumerate(self.weights.layers):
             keys, values = cache.layer(index)
-            q = self._project(x, index, rotation, keys, values, slots, positions, mixture)
+            q = self._project(x, index, rotation, keys, values, slots, columns, mixture)
             if index == last and layer.router is None and not scored:
-                return  # its KV is written, and nobody reads the output
+                break  # its KV is written, and nobody reads the output
             attended = x.new_empty(len(tokens), heads * d)
             at = 0
-            for piece, n, mask in zip(pieces, lengths, masks, strict=True):
-                end = piece.start + n
-                # The key/value head is the batch and the queries that share it are its heads.
+            for piece, start, n, mask in zip(pieces, starts, lengths, masks, strict=True):
                 group = q[at : at + n].view(n, kv_heads, -1, d).permute(1, 2, 0, 3)
-                k = keys[piece.slot, :, None, :end].expand(-1, group.shape[1], -1, -1)
-                v = values[piece.slot, :, None, :end].expand(-1, group.shape[1], -1, -1)
-                result = functional.scaled_dot_product_attention(
-                    group, k, v, attn_mask=mask, is_causal=mask is None
-                )
+                seen = (*piece.shared, (piece.slot, start + n))
+                result = attend_piece(group, keys, values, mask, seen)
                 attended[at : at + n] = result.permute(2, 0, 1, 3).reshape(n, -1)
                 at += n
             x = x + _product(attended, layer.out, layer.out_bias, mixture, index, "out")
-            x = x + self._feed_forward(x, index, cache.routes(index), slots, positions, mixture)
+            x = x + self._feed_forward(x, index, cache.routes(index), slots, columns, mixture)
         for piece, output in zip(pieces, x.split(lengths), strict=True) if scored else ():
             if (scores := piece.scores) is not None:
                 part = scores.lacking(piece.start, len(output))
                 targets = torch.from_numpy(scores.targets(piece.start, part)).to(self._device)
                 found = target_logprobs(output[part], self._logits, targets)
                 scores.take(piece.start, part, found.cpu().numpy())
+        keys, values = cache.layer(last)
+        written = keys[slots, :, columns].abs().amax((1, 2)) + values[slots, :, columns].abs().amax((1, 2))
+        return set(slots[~written.isfinite()].tolist())
 
     @torch.inference_mode()
     def decode(self, fed: Sequence[Fed], cache: KvCache) -> torch.Tensor:
@@ -120,10 +132,16 @@ class Decoder:
         rows = len(fed)
         positions = [row.position for row in fed]
         token_ids = torch.tensor([row.tokens[-1] for row in fed], device=self._device)
-        at = torch.tensor(positions, device=self._device)
-        longest = max(positions) + 1
+        at = places = torch.tensor(positions, device=self._device)
+        levels = levels_of([row.shared for row in fed], self._device)
+        if levels:  # a token's column is its position less what its row shares
+            own = [each - sum(n for _, n in row.shared) for each, row in zip(positions, fed, strict=True)]
+            at = torch.tensor(own, device=self._device)
+        else:
+            own = positions
+        longest = max(own) + 1
         mask = None
-        if min(positions) + 1 < longest:
+        if min(own) + 1 < longest:
             hidden = self._columns[:longest] > at[:, None]
             mask = at.new_zeros(hidden.shape, dtype=torch.float32).masked_fill_(hidden, float("-inf"))
             mask = mask[:, None, None]
@@ -132,8 +150,8 @@ class Decoder:
         mixture = back = None
         if grouped is not None:  # all but attention is computed adapter by adapter
             slots, mixture = torch.tensor(grouped[0], device=self._device), grouped[1]
-            token_ids, at, back = token_ids[slots], at[slots], slots.argsort()
-        rotation = self._rotations[at].unsqueeze(1)
+            token_ids, at, places, back = token_ids[slots], at[slots], places[slots], slots.argsort()
+        rotation = self._rotations[places].unsqueeze(1)
         kv_heads, d = self._shape.num_kv_heads, self._shape.head_dim
         x = functional.embedding(token_ids, self.weights.embed)
         for index, layer in enumerate(self.weights.layers):
@@ -141,13 +159,8 @@ class Decoder:
             q = self._project(x, index, rotation, keys, values, slots, at, mixture)
             if back is not None:
                 q = q[back]
-            attended = functional.scaled_dot_product_attention(
-                q.view(rows, kv_heads, -1, d),  # the queries of one key/value head attend together
-                keys[:rows, :, :longest],
-                values[:rows, :, :longest],
-                attn_mask=mask,
-            )
-            attended = attended.reshape(rows, -1)
+            q = q.view(rows, kv_heads, -1, d)  # the queries of one key/value head attend together
+            attended = attend_rows(q, keys, values, longest, mask, levels).reshape(rows, -1)
             if back is not None:
                 attended = attended[slots]
             x = x + _product(attended, layer.out, layer.out_bias, mixture, index, "out")
@@ -211,10 +224,11 @@ class Decoder:
         return functional.rms_norm(x, (self._shape.hidden,), weight, self._shape.norm_eps)
 
     def _causal(self, start: int, n: int) -> torch.Tensor | None:
-        """Return which resident positions each of n tokens sees, or None for plain causal attention."""
+        """Return what to add to the scores of n tokens from a column on; None for plain causal attention."""
         if start == 0:
             return None
-        return self._columns[: start + n] <= self._columns[start : start + n, None]
+        hidden = self._columns[: start + n] > self._columns[start : start + n, None]
+        return torch.zeros(hidden.shape, device=self._device).masked_fill_(hidden, float("-inf"))
 
 
 def _product(

@@ -3,8 +3,8 @@
 Consumes: requests from any number of asyncio consumers. Each is handed to the decode loop's thread (see
 `loop`) and waits for chunks; the thread sends a terminal one whatever happens, which unblocks it.
 
-Left out: adapters beside weights that `apply` changed (see `adapter_loading`), preemption of running
-requests. GPU tensors should work and are not tested.
+Left out: adapters beside weights that `apply` changed (see `adapter_loading`). GPU tensors should work and
+are not tested.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -29,17 +28,23 @@ from headway.core.protocols import (
 from headway.core.records import ROUTED_EXPERTS
 from headway.generator.adapter_loading import AdapterLoading
 from headway.generator.decoder import Decoder
+from headway.generator.exact import ExactDecoder, draw_exact, shape_of_no_kv
+from headway.generator.inbox import Job
 from headway.generator.kv import KvCache
-from headway.generator.live import Live, Mailbox
-from headway.generator.loop import DecodeLoop, Job, LoopLimits, refusal_chunk
+from headway.generator.live import Live, Mailbox, refusal_chunk
+from headway.generator.loop import DecodeLoop, LoopLimits
+from headway.generator.memory import Memory, room_for
+from headway.generator.packed import PackedWeights
 from headway.generator.packing import pack_weights, update_weights
+from headway.generator.places import Places
 from headway.generator.policies import Policies, Served
+from headway.generator.requests import problem
 from headway.generator.slots import Slots
 from headway.generator.streams import OFFERED
 
 if TYPE_CHECKING:
     from headway.core.records import FinishReason
-    from headway.generator.packed import PackedWeights
+    from headway.generator.exact import ForwardPass, Tensors
     from headway.generator.settings import GeneratorSettings
     from headway.models.shape import ModelShape
 
@@ -59,6 +64,8 @@ class EmbeddedEngine:
             names them. Called in a thread of its own.
         lineage: of the weights at the start.
         number: of the weights at the start.
+        exact: computes in the decoder's place, and reads weights; model_or_weights and read_weights are
+            not used then. It becomes this engine's.
         base_model: name or path of the model, which an adapter's is compared with.
 
     Raises ModelError when the weights do not fit the shape.
@@ -75,6 +82,7 @@ class EmbeddedEngine:
         read_weights: ReadWeights,
         lineage: int = 0,
         number: int = 0,
+        exact: ForwardPass | None = None,
         base_model: str = "",
     ) -> None:
         self._shape = shape
@@ -86,11 +94,27 @@ class EmbeddedEngine:
                 key="generator.max_context_tokens",
                 remedy="Lower it, or use a model with a longer context.",
             )
-        is_module = isinstance(model_or_weights, torch.nn.Module)
-        named = model_or_weights.state_dict() if is_module else model_or_weights
-        self._newest = pack_weights(self._shape, named.items())  # applied last, or about to be
-        num_slots = 2 * settings.max_running
-        cache = KvCache(self._shape, num_slots, context, self._newest.embed.device)
+        self._exact = exact
+        self._newest: PackedWeights | Tensors  # applied last, or about to be
+        if exact is None:
+            is_module = isinstance(model_or_weights, torch.nn.Module)
+            named = model_or_weights.state_dict() if is_module else model_or_weights
+            packed = self._newest = pack_weights(self._shape, named.items())
+            decoder, held, device = Decoder(self._shape, packed, context), shape, packed.embed.device
+        else:
+            self._newest = {}
+            decoder, held, device = ExactDecoder(exact), shape_of_no_kv(shape), torch.device("cpu")
+        room = room_for(
+            kv_bytes_per_token=held.facts().kv_bytes_per_token(),
+            head_dim=held.head_dim,
+            max_context_tokens=context,
+            max_running=settings.max_running,
+            kv_cache_mb=settings.kv_cache_mb,
+            device_type=device.type,
+        )
+        cache = KvCache(held, room.num_slots, context, device)
+        memory = Memory(room.num_slots, room.num_blocks, cache.block_tokens, cache.give_back)
+        slots = Slots(cache, memory, 2 * settings.max_running)
         self._settings = settings
         self._replica = replica
         self._decode_text = decode_text
@@ -99,17 +123,18 @@ class EmbeddedEngine:
         self._closed = False
         self._main = Served(MAIN_POLICY, lineage, number)
         self._loop = DecodeLoop(
-            Decoder(self._shape, self._newest, context),
+            decoder,
             cache,
-            Slots(cache, num_slots),
-            LoopLimits(settings.max_running, settings.prefill_chunk_tokens, settings.chunk_tokens),
+            slots,
+            Places(slots, settings.max_running),
+            LoopLimits(settings.prefill_chunk_tokens, settings.chunk_tokens),
             replica,
             Policies(self._main),
             decode_text,
-            context,
+            min(room.num_blocks, settings.max_running * memory.blocks(context)),
+            None if exact is None else draw_exact,
         )
-        device = self._newest.embed.device
-        self._adapters = AdapterLoading(self._loop, self._post_call, shape, settings, device, base_model)
+        self._adapters = AdapterLoading(self._loop, shape, settings, device, base_model)
         self._thread = threading.Thread(target=self._loop.run, name=f"engine-{replica}", daemon=True)
         self._thread.start()
         if settings.threads:
@@ -124,10 +149,10 @@ class EmbeddedEngine:
             top_p=True,
             top_k=True,
             lora=True,  # merged by read_weights, or beside the weights by load_adapter
-            max_adapters=self._settings.max_adapters,
+            max_adapters=0 if self._exact else self._settings.max_adapters,
             max_adapter_rank=self._settings.max_adapter_rank,
             min_p=True,
-            kept_ids=True,
+            kept_ids=self._exact is None,
         )
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
@@ -135,18 +160,25 @@ class EmbeddedEngine:
 
         Leaving the iteration early aborts the request.
         """
-        problem = self._problem(request)
-        if problem:
-            yield refusal_chunk("rejected", problem, self._replica)
+        context = self._settings.max_context_tokens
+        refusal = problem(
+            request,
+            context=context,
+            vocab=self._shape.vocab,
+            decodes_text=self._decode_text is not None,
+            streams=self._streams(),
+        )
+        if refusal:
+            yield refusal_chunk("rejected", refusal, self._replica)
             return
         mailbox = Mailbox()
-        room = min(request.sampling.max_tokens, self._settings.max_context_tokens - len(request.prompt_ids))
+        room = min(request.sampling.max_tokens, context - len(request.prompt_ids))
         live = Live.of(request, self._main, room, mailbox.put, self._settings.max_kept_ids)
 
         def refuse(reason: FinishReason, message: str) -> None:
             mailbox.put(refusal_chunk(reason, message, self._replica))
 
-        self._loop.post(Job(lambda: self._loop.submit(live), refuse))
+        self._loop.inbox.post(Job(lambda: self._loop.submit(live), refuse))
         ended = False
         try:
             while not ended:
@@ -155,15 +187,15 @@ class EmbeddedEngine:
                 yield chunk
         finally:
             if not ended:
-                self._loop.post(Job(lambda: self._loop.abort([request.request_id]), _ignore))
+                self._loop.inbox.post(Job(lambda: self._loop.abort([request.request_id]), _ignore))
 
     async def abort(self, request_ids: Sequence[str] | None) -> None:
         """End these requests, or all; each yields its terminal chunk with the tokens it has."""
-        await self._do(lambda: self._loop.abort(request_ids))
+        await self._loop.inbox.do(lambda: self._loop.abort(request_ids))
 
     async def end_session(self, session: str) -> None:
         """Free what is kept for a session between its requests."""
-        await self._do(lambda: self._loop.slots.end_session(session))
+        await self._loop.inbox.do(lambda: self._loop.slots.end_session(session))
 
     async def apply(self, lineage: int, number: int, manifest: str, kv: str) -> float:
         """Take up weights between two decode steps; return seconds without decoding.
@@ -180,13 +212,18 @@ class EmbeddedEngine:
             weights = await asyncio.to_thread(self._read, self._newest, manifest)
             self._newest = weights
             self._adapters.base_changes()
-            done: Future[float] = Future()
-            self._post_call(lambda: self._loop.swap(weights, lineage, number, kv, done), done)
-            # Shielded: a cancelled caller must not cancel what the loop is about to settle.
-            return await asyncio.shield(asyncio.wrap_future(done))
+            return await self._loop.inbox.ask(
+                lambda done: self._loop.swap(weights, lineage, number, kv, done)
+            )
 
     async def load_adapter(self, policy: str, lineage: int, number: int, manifest: str, kv: str) -> float:
         """Answer for a LoRA adapter under this name, or update it in place; see the contract."""
+        if self._exact is not None:
+            raise EngineError(
+                "an exact engine serves the trainer's policy alone, without adapters beside it",
+                value=policy,
+                remedy='Use generator.numerics = "fast"',
+            )
         async with self._changing(kv):
             return await self._adapters.load(policy, lineage, number, manifest, kv)
 
@@ -207,7 +244,7 @@ class EmbeddedEngine:
 
     def set_threads(self, num_threads: int) -> None:
         """Change the decode loop's share of cores, from its next step on."""
-        self._loop.post(Job(lambda: torch.set_num_threads(num_threads), _ignore))
+        self._loop.inbox.post(Job(lambda: torch.set_num_threads(num_threads), _ignore))
 
     def stats(self) -> EngineStats:
         """Return the load at the last decode step."""
@@ -215,63 +252,25 @@ class EmbeddedEngine:
 
     async def close(self) -> None:
         """End every request as aborted and free the memory; idempotent."""
-        self._loop.stop()
+        self._loop.inbox.stop()
         await asyncio.to_thread(self._thread.join)
         if not self._closed:
             self._closed = True
             self._loop.free()
             del self._newest
 
-    def _problem(self, request: GenerateRequest) -> str:
-        """Return why a request cannot run, or nothing."""
-        context = self._settings.max_context_tokens
-        sampling = request.sampling
-        if not len(request.prompt_ids):
-            return "the prompt is empty"
-        if len(request.prompt_ids) >= context:
-            return (
-                f"the prompt of {len(request.prompt_ids)} tokens leaves no room for an answer in "
-                f"generator.max_context_tokens = {context}"
-            )
-        if sampling.max_tokens < 1:
-            return f"max_tokens must be at least 1, not {sampling.max_tokens}"
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._shape.vocab:
-            return f"the prompt has a token id outside the vocabulary of {self._shape.vocab}"
-        if not 0 <= request.num_answer_tokens < len(request.prompt_ids):
-            return f"the answer cannot begin with {request.num_answer_tokens} tokens of its prompt"
-        if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
-            return f"temperature, top_p or top_k is out of range: {sampling}"
-        if not 0 <= sampling.min_p <= 1:
-            return f"min_p must be from 0 to 1, not {sampling.min_p}"
-        if sampling.stop_strings and self._decode_text is None:
-            return "stop strings need an engine that was given decode_text"
-        offered = OFFERED | ({ROUTED_EXPERTS} if self._shape.experts else set[str]())
-        if unknown := sorted(set(request.streams) - offered):
-            return (
-                f"of this model there are the streams {', '.join(sorted(offered))}, not {', '.join(unknown)}"
-            )
-        return ""
+    def _streams(self) -> frozenset[str]:
+        """Return the streams that a request may ask for."""
+        if self._exact is not None:
+            return frozenset()
+        return OFFERED | {ROUTED_EXPERTS} if self._shape.experts else OFFERED
 
     @torch.inference_mode()
-    def _read(self, base: PackedWeights, manifest: str) -> PackedWeights:
+    def _read(self, base: PackedWeights | Tensors, manifest: str) -> PackedWeights | Tensors:
+        if self._exact is not None:
+            return self._exact.read(manifest)
+        assert isinstance(base, PackedWeights)
         return update_weights(self._shape, base, self._read_weights(manifest))
-
-    async def _do(self, act: Callable[[], None]) -> None:
-        """Run something in the loop's thread; when that has ended there is nothing left to act on."""
-        done: Future[None] = Future()
-
-        def run() -> None:
-            act()
-            done.set_result(None)
-
-        self._loop.post(Job(run, lambda _reason, _message: done.set_result(None)))
-        await asyncio.shield(asyncio.wrap_future(done))
-
-    def _post_call(self, run: Callable[[], None], done: Future[float]) -> None:
-        def refuse(_reason: FinishReason, message: str) -> None:
-            done.set_exception(EngineError(message, value=self._loop.failure or None))
-
-        self._loop.post(Job(run, refuse))
 
 
 def _ignore(_reason: FinishReason, _message: str) -> None:

@@ -12,8 +12,8 @@ from headway.core.clock import stopwatch
 from headway.core.protocols import Chunk, GenerateRequest
 from headway.core.records import FLOATS, KEPT_IDS, PROMPT_LOGPROBS, TOKENS, FinishReason, Stream, VersionSpan
 from headway.generator.policies import Served
+from headway.generator.prefixes import Slot
 from headway.generator.sampling import Draw, draw_key, uniform
-from headway.generator.slots import Slot
 from headway.generator.streams import PromptLogprobs, SampledStreams
 
 Phase = Literal["waiting", "prefill", "decode"]
@@ -39,6 +39,7 @@ class Live:
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])
     slot: Slot | None = None
     num_sent: int = 0  # answer tokens delivered already
+    order: tuple[int, int] = (0, 0)  # priority and arrival: who is first, and who is preempted last
     extra: SampledStreams = field(default_factory=lambda: SampledStreams.of(()))
     scores: PromptLogprobs | None = None  # of the prompt, where they are wanted
     max_kept: int = 0  # ids of a token that are kept at most, where they are wanted
@@ -86,9 +87,14 @@ class Live:
         return Draw(sampling.temperature, sampling.top_p, sampling.top_k, at, sampling.min_p, *wants)
 
     def enter(self, phase: Phase, now: float) -> None:
-        """Count the time until now for the phase that ends."""
+        """Count the time until now for the phase that ends, if it is another."""
+        if phase != self._phase:
+            self._count(now)
+            self._phase = phase
+
+    def _count(self, now: float) -> None:
         self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._since
-        self._phase, self._since = phase, now
+        self._since = now
 
     def take(self, token: int, logprob: float) -> None:
         """Append a sampled token; its KV is not there yet."""
@@ -120,6 +126,7 @@ class Live:
         message: str,
         replica: str,
         streams: Mapping[str, Stream] | None = None,
+        num_resident_tokens: int = 0,
     ) -> None:
         """Send what was not sent yet; with a finish reason it is the terminal chunk, with streams."""
         start = self.num_sent
@@ -130,7 +137,7 @@ class Live:
             tokens, logprobs = self.tokens[first:], self.logprobs[start:]
             self.send(Chunk(tokens, logprobs, spans, replica=replica, streams=self.extra.flush()))
             return
-        self.enter(self._phase, stopwatch())
+        self._count(stopwatch())
         self.send(
             Chunk(
                 self.tokens[first:],
@@ -139,7 +146,7 @@ class Live:
                 finish,
                 message,
                 replica,
-                num_resident_tokens=self.slot.resident if self.slot else 0,
+                num_resident_tokens=num_resident_tokens,
                 waiting_s=self._spent.get("waiting", 0.0),
                 prefill_s=self._spent.get("prefill", 0.0),
                 decode_s=self._spent.get("decode", 0.0),
@@ -150,6 +157,11 @@ class Live:
                 },
             )
         )
+
+
+def refusal_chunk(reason: FinishReason, message: str, replica: str) -> Chunk:
+    """Return the terminal chunk of a request that never ran."""
+    return Chunk(array(TOKENS), array(FLOATS), (), reason, message, replica)
 
 
 def _spans_from(spans: Sequence[VersionSpan], start: int) -> tuple[VersionSpan, ...]:

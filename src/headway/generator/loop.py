@@ -1,9 +1,9 @@
 """The decode loop: one thread that owns the decoder, the KV and every request.
 
 Consumes: jobs from its inbox (submit, abort, swap, ...), all run between two decode steps.
-Waits for: the inbox, when no request is there. Unblocked by `post`, and by `stop`.
+Waits for: the inbox, when no request is there. Unblocked by a job, and by the inbox's `stop`.
 
-An iteration: jobs; waiting requests take slots; one chunk of prefill; one decode step of all that are ready.
+An iteration: jobs; waiting requests take places; one chunk of prefill; one decode step of all that are ready.
 When the thread ends, by `stop` or by a failure, every request gets its terminal chunk and every job left its
 refusal.
 
@@ -12,145 +12,97 @@ Invariant: weights change between decode steps only, so each token has exactly o
 
 from __future__ import annotations
 
-import heapq
 import math
-import threading
 import traceback
-from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from headway.core.clock import stopwatch
-from headway.core.errors import EngineError
-from headway.core.protocols import Chunk, EngineStats
-from headway.core.records import FLOATS, ROUTED_EXPERTS, TOKENS, FinishReason, Stream
+from headway.core.protocols import EngineStats
+from headway.core.records import ROUTED_EXPERTS, FinishReason, Stream
 from headway.generator.decoder import Decoder, Fed, Piece
+from headway.generator.exact import ExactDecoder
+from headway.generator.inbox import Inbox, Job
 from headway.generator.kv import KvCache
-from headway.generator.live import Live
+from headway.generator.places import Places
 from headway.generator.policies import Policies, Served
-from headway.generator.sampling import draw_tokens
-from headway.generator.slots import Slots, common_prefix
+from headway.generator.prompts import next_chunk
+from headway.generator.rebuilds import Rebuilds
+from headway.generator.sampling import Draw, Drawn, draw_tokens
+from headway.generator.slots import Slots
+from headway.generator.streams import routed_experts
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from headway.generator.adapters import AdapterWeights
+    from headway.generator.exact import Tensors
+    from headway.generator.live import Live
     from headway.generator.packed import PackedWeights
 
 _RATE_STEPS = 32  # decode steps that the tokens/s of the stats look back over
 
 
 @dataclass(slots=True)
-class Job:
-    """Something to do in the loop's thread."""
-
-    run: Callable[[], None]
-    refuse: Callable[[FinishReason, str], None]  # instead of run, when the loop has ended
-
-
-@dataclass(slots=True)
-class _Rebuild:
-    """Running requests whose KV is being computed anew after a swap."""
-
-    lives: set[Live]
-    pause_s: float
-    done: Future[float]
-
-
-@dataclass(slots=True)
 class LoopLimits:
     """What the loop keeps to."""
 
-    max_running: int
     prefill_chunk_tokens: int
     chunk_tokens: int  # answer tokens a chunk that is not the terminal one; 0 for none
 
 
 @dataclass(slots=True)
 class DecodeLoop:
-    """State of the decode loop. All methods but `post` and `stop` run in its thread."""
+    """State of the decode loop. All methods but `free` run in its thread."""
 
-    decoder: Decoder
+    decoder: Decoder | ExactDecoder
     cache: KvCache
     slots: Slots
+    places: Places
     limits: LoopLimits
     replica: str
     policies: Policies
     decode_text: Callable[[Sequence[int]], str] | None
-    max_context_tokens: int
+    full_blocks: int  # of KV, when all that may run is as long as it may be, or when the cap is reached
+    draw: Callable[[Tensor, Sequence[Draw]], Drawn] | None = None  # of an exact decoder
     stats: EngineStats = field(default_factory=lambda: EngineStats(0, 0, 0.0, 0.0))
-    failure: str = ""  # traceback of what ended the thread
-    _ended: tuple[FinishReason, str] | None = None
-    _stopping: bool = False
-    _inbox: deque[Job] = field(default_factory=deque[Job])
-    _wake: threading.Condition = field(default_factory=threading.Condition)
-    _waiting: list[tuple[int, int, Live]] = field(default_factory=list[tuple[int, int, Live]])  # a heap
-    _arrivals: Iterator[int] = field(default_factory=count)
-    _running: list[Live] = field(default_factory=list[Live])  # by admission
-    _rebuilds: list[_Rebuild] = field(default_factory=list[_Rebuild])
+    inbox: Inbox = field(default_factory=Inbox)
+    _rebuilds: Rebuilds = field(default_factory=Rebuilds)
     _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_STEPS))
-
-    # --- from any thread ---
-
-    def post(self, job: Job) -> None:
-        """Run a job between two decode steps, or refuse it at once when the thread has ended."""
-        with self._wake:
-            ended = self._ended
-            if ended is None:
-                self._inbox.append(job)
-                self._wake.notify()
-        if ended is not None:
-            job.refuse(*ended)
-
-    def stop(self) -> None:
-        """End every request as aborted, then the thread."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
 
     def free(self) -> None:
         """Let go of weights and KV, after the thread has ended."""
-        del self.decoder, self.cache, self.slots
-
-    # --- the thread ---
+        del self.decoder, self.cache, self.slots, self.places
 
     def run(self) -> None:
         """Decode until stopped."""
         reason: FinishReason = "aborted"
         message = "the engine was closed"
         try:
-            while not self._stopping:
-                while (job := self._next_job()) is not None:
+            while not self.inbox.stopping:
+                while (job := self.inbox.next_job(self._is_busy)) is not None:
                     self._do(job)
-                self._admit()
-                self._prefill()
-                self._decode()
-                self._publish_stats()
+                    if not self._is_busy():
+                        self._publish_stats()  # no step follows
+                self.step()
         except BaseException as error:  # every consumer hears of it, in its terminal chunk
             reason, message = "lost", f"the engine's thread died: {type(error).__name__}: {error}"
-            self.failure = traceback.format_exc()
-        with self._wake:
-            self._ended = (reason, message)
-            left = list(self._inbox)
-            self._inbox.clear()
-        for live in [*self._running, *(entry[2] for entry in self._waiting)]:
+            self.inbox.failure = traceback.format_exc()
+        left = self.inbox.end(reason, message)
+        for live in self.places.all():
             live.deliver(reason, message, self.replica)
-        for rebuild in self._rebuilds:
-            rebuild.done.set_exception(EngineError(message))
-        self._running.clear()
-        self._waiting.clear()
-        self._rebuilds.clear()
+        self._rebuilds.fail(message)
+        self.places.clear()
         self.stats = EngineStats(0, 0, 0.0, 0.0)
         for job in left:
             job.refuse(reason, message)
 
-    def _next_job(self) -> Job | None:
-        """Return the oldest job; without one, wait while there is no request to go on with."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._inbox or self._running or self._waiting or self._stopping)
-            return self._inbox.popleft() if self._inbox and not self._stopping else None
+    def _is_busy(self) -> bool:
+        return bool(self.places.running or self.places.num_waiting)
 
     def _do(self, job: Job) -> None:
         try:
@@ -164,7 +116,7 @@ class DecodeLoop:
     def submit(self, live: Live) -> None:
         """Take in a request."""
         name = live.request.request_id
-        if any(other.request.request_id == name for other in self._all()):
+        if any(other.request.request_id == name for other in self.places.all()):
             live.deliver("rejected", f"a request with the id {name!r} is running already", self.replica)
             return
         served = self.policies.named(live.request.policy)
@@ -172,19 +124,21 @@ class DecodeLoop:
             live.deliver("rejected", self.policies.refusal(live.request.policy), self.replica)
             return
         live.served = served
-        heapq.heappush(self._waiting, (live.request.priority, next(self._arrivals), live))
+        self.places.add(live)
 
     def abort(self, request_ids: Sequence[str] | None) -> None:
         """End these requests, or all, with the tokens they have."""
         wanted = None if request_ids is None else set(request_ids)
-        for live in self._all():
+        for live in self.places.all():
             if wanted is None or live.request.request_id in wanted:
                 self._finish(live, "aborted", "")
 
-    def swap(self, weights: PackedWeights, lineage: int, number: int, kv: str, done: Future[float]) -> None:
+    def swap(
+        self, weights: PackedWeights | Tensors, lineage: int, number: int, kv: str, done: Future[float]
+    ) -> None:
         """Go on with other weights; `done` gets the seconds without decoding once all KV is as asked."""
         began = stopwatch()
-        self.decoder.weights = weights
+        self.decoder.weights = weights  # pyright: ignore - the engine read them for its decoder
         self._renew(self.policies.main, lineage, number, kv, began, done)
 
     def load_adapter(
@@ -204,7 +158,7 @@ class DecodeLoop:
     def drop_adapter(self, name: str, done: Future[float]) -> None:
         """End an adapter's requests as aborted and forget it."""
         served = self.policies.adapters.pop(name)
-        for live in self._all():
+        for live in self.places.all():
             if live.served is served:
                 self._finish(live, "aborted", f"the adapter {name!r} was dropped")
         self.slots.forget(served.salt)
@@ -219,58 +173,45 @@ class DecodeLoop:
         old = served.salt
         served.update(lineage, number)
         self.slots.resalt(old, served.salt, keep=keep)
-        lives = set[Live]()
-        if not keep:
-            lives = {live for live in self._running if live.served is served and live.lacking}
-        for live in lives:
-            live.enter("prefill", began)
-            if live.scores is not None:
-                live.scores.forget()
-        rebuild = _Rebuild(lives, stopwatch() - began, done)
-        self._rebuilds.append(rebuild)
-        self._settle_rebuilds()
+        stale = [] if keep else [live for live in self.places.all() if live.served is served]
+        self._rebuilds.add(stale, began, done)
+        self._rebuilds.settle(self.places.running)
 
     # --- one iteration ---
 
-    def _admit(self) -> None:
-        while self._waiting and len(self._running) < self.limits.max_running:
-            live = heapq.heappop(self._waiting)[2]
-            live.slot = self.slots.acquire(live.request.session, live.tokens, live.served.salt)
-            live.slot.resident = min(live.slot.resident, live.usable)
-            live.enter("prefill", stopwatch())
-            self._running.append(live)
+    def step(self) -> None:
+        """Admit, compute a chunk of prompts, and a token of each request that is ready."""
+        self.places.admit()
+        self._prefill()
+        self._decode()
+        self._publish_stats()
 
     def _prefill(self) -> None:
-        lacking = [live for live in self._running if live.lacking]
-        if not lacking:
-            return
         began = stopwatch()
-        left = self.limits.prefill_chunk_tokens
-        chosen: list[Live] = []
+        chunk = self.places.make_room(
+            next_chunk(self.places.running, self.slots, self.limits.prefill_chunk_tokens)
+        )
+        if not chunk:
+            return
         pieces: list[Piece] = []
-        for live in lacking:
-            if left == 0:
-                break
+        for live, n in chunk:
             slot = live.slot
             assert slot is not None
-            self.slots.extend_by_copy(slot, live.usable)
-            if live.lacking and not (live.usable == len(live.tokens) - 1 and _will_share(live, chosen)):
-                n = min(left, live.lacking)
-                ids = live.tokens[slot.resident : slot.resident + n]
-                pieces.append(Piece(slot.index, slot.resident, ids, live.served, live.scores))
-                chosen.append(live)
-                left -= n
-        if pieces:
-            self.decoder.prefill(pieces, self.cache)
-        for live, piece in zip(chosen, pieces, strict=True):
+            ids = live.tokens[slot.resident : slot.resident + n]
+            pieces.append(Piece(slot.index, slot.resident, ids, live.served, live.scores, slot.parts))
+        broken = self.decoder.prefill(pieces, self.cache)
+        for live, n in chunk:
             assert live.slot is not None
-            live.slot.resident += len(piece.token_ids)
-        for rebuild in self._rebuilds:
-            rebuild.pause_s += stopwatch() - began
-        self._settle_rebuilds()
+            live.slot.resident += n
+        for live, _ in chunk:
+            if live.slot is not None and live.slot.index in broken:
+                self._lose(live)
+        self._rebuilds.pause(stopwatch() - began)
+        self._rebuilds.settle(self.places.running)
 
     def _decode(self) -> None:
-        ready = [live for live in self._running if not live.lacking]
+        wants = [(live, 1) for live in self.places.running if not live.lacking]
+        ready = [live for live, _ in self.places.make_room(wants)]
         if not ready:
             return
         began = stopwatch()
@@ -279,17 +220,15 @@ class DecodeLoop:
         ready.sort(key=lambda live: live.slot.index if live.slot else 0)
         for live in ready:
             live.enter("decode", began)
-        logits = self.decoder.decode([Fed(live.tokens, live.served) for live in ready], self.cache)
-        drawn = draw_tokens(logits, [live.draw() for live in ready])
+        logits = self.decoder.decode([_fed(live) for live in ready], self.cache)
+        drawn = (self.draw or draw_tokens)(logits, [live.draw() for live in ready])
         for row, (live, token, logprob) in enumerate(
             zip(ready, drawn.token_ids, drawn.logprobs, strict=True)
         ):
             assert live.slot is not None
             live.slot.resident += 1
             if not math.isfinite(logprob):
-                message = f"{live.served} computed logits that are not finite"
-                self.slots.erase(live.slot)
-                self._finish(live, "lost", message)
+                self._lose(live)
                 continue
             live.take(token, logprob)
             live.extra.take(drawn.kept.get(row), drawn.model_logprobs.get(row))
@@ -302,69 +241,45 @@ class DecodeLoop:
 
     # --- bookkeeping ---
 
-    def _all(self) -> list[Live]:
-        return [*self._running, *(entry[2] for entry in self._waiting)]
+    def _lose(self, live: Live) -> None:
+        """End a request whose values are not finite; no other row may meet them, not even multiplied by 0."""
+        assert live.slot is not None
+        self.slots.erase(live.slot)
+        self._finish(live, "lost", f"{live.served} computed values that are not finite")
 
     def _finish(self, live: Live, reason: FinishReason, message: str) -> None:
         streams = self._streams(live)
-        if live.slot is None:
-            self._waiting = [entry for entry in self._waiting if entry[2] is not live]
-            heapq.heapify(self._waiting)
-        else:
-            self._running.remove(live)
-            self.slots.release(live.slot)
-        live.deliver(reason, message, self.replica, streams)
-        self._settle_rebuilds()
+        resident = live.slot.resident if live.slot else 0
+        self.places.remove(live)
+        live.deliver(reason, message, self.replica, streams, resident)
+        self._rebuilds.settle(self.places.running)
 
     def _streams(self, live: Live) -> dict[str, Stream]:
         """Return the streams that a request asked for, of all its tokens so far."""
-        if live.slot is None or ROUTED_EXPERTS not in live.request.streams:
+        if ROUTED_EXPERTS not in live.request.streams or live.slot is None:
             return {}
-        known = self.cache.routes_of(live.slot.index, live.slot.resident)
+        known = self.slots.routes_of(live.slot)
         assert known is not None, "the engine rejects what its model does not have"
-        rows = known.new_full((len(live.tokens), *known.shape[1:]), -1)
-        rows[: len(known)] = known
-        data = rows.cpu().numpy().tobytes()
-        return {ROUTED_EXPERTS: Stream("token", "int16", tuple(rows.shape), data)}
-
-    def _settle_rebuilds(self) -> None:
-        for rebuild in list(self._rebuilds):
-            present = set(self._running)
-            rebuild.lives = {live for live in rebuild.lives if live in present and live.lacking}
-            if not rebuild.lives:
-                self._rebuilds.remove(rebuild)
-                rebuild.done.set_result(rebuild.pause_s)
+        return routed_experts(known, len(live.tokens))
 
     def _publish_stats(self) -> None:
-        resident = sum(live.slot.resident for live in self._running if live.slot is not None)
+        places = self.places
         rate = 0.0
-        if self._running and len(self._steps) > 1:
+        if places.running and len(self._steps) > 1:
             span = self._steps[-1][0] - self._steps[0][0]
             rate = sum(n for _, n in list(self._steps)[1:]) / span if span > 0 else 0.0
-        capacity = self.limits.max_running * self.max_context_tokens
+        used = self.slots.blocks_in_use() / self.full_blocks
         self.stats = EngineStats(
-            len(self._running),
-            len(self._waiting),
-            resident / capacity,
+            len(places.running),
+            places.num_waiting,
+            used,
             rate,
-            len(self.policies.adapters),
-            self.policies.num_bytes,
+            num_preemptions=places.num_preemptions,
+            num_adapters=len(self.policies.adapters),
+            adapter_bytes=self.policies.num_bytes,
         )
 
 
-def refusal_chunk(reason: FinishReason, message: str, replica: str) -> Chunk:
-    """Return the terminal chunk of a request that never ran."""
-    return Chunk(array(TOKENS), array(FLOATS), (), reason, message, replica)
-
-
-def _will_share(live: Live, chosen: Sequence[Live]) -> bool:
-    """Whether it pays to wait: a request in this chunk computes at least a quarter of what this one lacks."""
+def _fed(live: Live) -> Fed:
     assert live.slot is not None
-    limit = len(live.tokens) - 1
-    for other in chosen:
-        if other.served is not live.served:
-            continue
-        common = common_prefix(other.tokens, live.tokens, min(limit, len(other.tokens) - 1))
-        if (common - live.slot.resident) * 4 >= live.lacking:
-            return True
-    return False
+    return Fed(live.tokens, live.served, live.request.sampling.temperature, live.slot.parts)

@@ -22,6 +22,13 @@ class GeneratorSettings:
         32, "Requests decoded together. As many again may keep their KV between turns.", ge=1
     )
     max_context_tokens: int = setting(512, "Longest context of one request: prompt and answer.", ge=2)
+    kv_cache_mb: int = setting(
+        0,
+        "Cap on the KV of each replica, in MiB: requests, kept sessions and shared prompts. When it is "
+        "reached, idle KV goes first, then the last request gives way and is computed anew. 0 is enough for "
+        "2 * max_running whole contexts.",
+        ge=0,
+    )
     max_answer_tokens: int = setting(128, "Longest answer of one turn; the rollout loop asks for it.", ge=1)
     temperature: float = setting(1.0, "Sampling temperature of training rollouts; 0 is greedy.", ge=0)
     top_p: float = setting(
@@ -43,6 +50,12 @@ class GeneratorSettings:
         "What becomes of running requests' KV when new weights arrive: recompute is exact and costs a "
         "prefill of every running context, keep goes on at once with KV of the old weights.",
     )
+    numerics: Literal["fast", "exact"] = setting(
+        "fast",
+        "exact: every token is generated through the trainer's own forward pass, which both then make of one "
+        "padded sequence at a time, so that their log-probs are the same to the last bit, many times slower. "
+        "fast: they differ by rounding, which each step measures (docs/numerics.md).",
+    )
     prefill_chunk_tokens: int = setting(512, "Prompt tokens computed between two decode steps at most.", ge=1)
     chunk_tokens: int = setting(
         32,
@@ -53,14 +66,34 @@ class GeneratorSettings:
 
     max_adapters: int = setting(
         64,
-        "LoRA adapters that one replica may serve beside its weights; their memory is taken as they come.",
+        "LoRA adapters that one replica may serve beside its weights; their memory is taken as they come. "
+        "For programs that use the engine: no command loads adapters yet.",
         ge=1,
     )
     max_adapter_rank: int = setting(64, "Highest rank of an adapter that is taken.", ge=1)
 
+    @property
+    def exact_context_tokens(self) -> int:
+        """Positions of every forward pass with exact numerics; 0 with fast ones."""
+        return self.max_context_tokens if self.numerics == "exact" else 0
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens may be left out of what is drawn from."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
     def problems(self) -> list[Problem]:
         """Return the rules between these settings that do not hold."""
         found: list[Problem] = []
+        if self.numerics == "exact" and self.truncates:
+            found.append(
+                Problem(
+                    "numerics",
+                    self.numerics,
+                    "exact numerics draw from the whole distribution: top_p = 1, top_k = 0, min_p = 0",
+                    'Set those, or numerics = "fast".',
+                )
+            )
         if self.max_answer_tokens >= self.max_context_tokens:
             found.append(
                 Problem(

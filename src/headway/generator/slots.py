@@ -1,151 +1,212 @@
-"""Which tokens are resident in which slot, and who may use them.
+"""Which tokens are resident in which slot, who may use them, and what goes when memory is wanted.
 
-Every idle slot doubles as a prefix cache: a request copies the longest prefix that any slot holds, be it its
-own session's last turn, another member of its group, or a shared system prompt. A slot is used again only
-when all of its KV was computed with the policy and the weights that the request is for (its salt).
+What nobody runs on stays as a prefix cache: a request takes over the longest prefix that any slot holds, be
+it its own session's last turn, another member of its group, or a system prompt. A long one becomes a shared
+prefix, held once (see `prefixes`); a short one is copied. KV is used again only when all of it was computed
+with the policy and the weights that the request is for (its salt).
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy
+import torch
 
-from headway.core.records import TOKENS
-from headway.generator.policies import Salt
+from headway.generator.prefixes import (
+    MIN_SHARED_TOKENS,
+    MIN_SPARED_TOKENS,
+    Part,
+    Prefix,
+    Region,
+    Slot,
+    common_prefix,
+)
+from headway.generator.regions import Regions
 
 if TYPE_CHECKING:
-    from headway.generator.kv import KvCache
+    from array import array
+
+    from headway.generator.policies import Salt
 
 
-def _no_tokens() -> array[int]:
-    return array(TOKENS)
+class Slots(Regions):
+    """What requests and sessions do with the regions."""
 
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """One slot; the object stays with its contents when they move to another index."""
-
-    index: int
-    tokens: array[int] = field(default_factory=_no_tokens)  # the first `resident` of them have KV here
-    resident: int = 0
-    salt: Salt | None = None  # what the newest KV here was computed with
-    is_mixed: bool = False  # some of the KV is of earlier weights
-    busy: bool = False
-    session: str | None = None
-    used_at: int = 0  # order of last use
-
-    def holds(self, salt: Salt | None) -> bool:
-        """Say whether all KV here was computed with this."""
-        return self.salt == salt and not self.is_mixed
-
-    def common(self, tokens: array[int]) -> int:
-        """Return how many leading tokens of `tokens` are resident here."""
-        return common_prefix(self.tokens, tokens, self.resident)
-
-
-def _reluctance(slot: Slot, session: str) -> tuple[bool, bool, int]:
-    """Order idle slots: the session's own; empty ones, last touched first; the longest kept."""
-    kept = slot.resident > 0
-    return slot.session != session, kept, slot.used_at if kept else -slot.used_at
-
-
-def common_prefix(a: array[int], b: array[int], limit: int) -> int:
-    """Return the length of the longest common prefix, at most `limit` tokens."""
-    limit = min(limit, len(a), len(b))
-    if limit == 0 or a[0] != b[0]:
-        return 0
-    same = numpy.frombuffer(a, numpy.int32, limit) == numpy.frombuffer(b, numpy.int32, limit)
-    first = int(same.argmin())
-    return limit if same[first] else first
-
-
-class Slots:
-    """The slots of one KvCache."""
-
-    def __init__(self, cache: KvCache, num_slots: int) -> None:
-        self._cache = cache
-        self._by_index = [Slot(index) for index in range(num_slots)]
-        self._uses = 0
-
-    def acquire(self, session: str, tokens: array[int], salt: Salt) -> Slot:
+    def acquire(self, session: str, tokens: array[int], salt: Salt, limit: int) -> Slot | None:
         """Return a slot for a request, with the part of its own session's KV that it can go on from.
 
-        There are more slots than requests that may run, so that one is always idle.
+        That is `limit` tokens at most. None when every slot has a request that runs.
         """
-        idle = [slot for slot in self._by_index if not slot.busy]
-        slot = min(idle, key=lambda each: _reluctance(each, session))
-        fits = slot.session == session and slot.holds(salt)
-        slot.resident = min(slot.common(tokens), len(tokens) - 1) if fits else 0
+        slots = self._slots()
+        idle = [each for each in slots if not each.busy]
+        slot = next((each for each in idle if each.session == session), None)
+        if slot is None:
+            if idle and len(slots) >= self._max_slots:
+                self.drop(min(idle, key=lambda each: each.used_at))
+            index = self._take_index(None)
+            if index is None:
+                return None
+            slot = Slot(index)
+            self._at[index] = slot
+        else:
+            kept = min(_common(slot, tokens), limit) if slot.holds(salt) else 0
+            if kept < slot.start:
+                self._let_go(slot)
+                kept = 0
+            slot.resident = kept
         slot.tokens, slot.busy, slot.session = tokens, True, session
-        slot.salt, slot.is_mixed = salt, False
+        slot.salt, slot.is_mixed, slot.hoped = salt, False, 0
         return slot
-
-    def extend_by_copy(self, slot: Slot, limit: int) -> None:
-        """Copy a longer prefix of the slot's tokens from another slot, if one holds it; at most `limit`."""
-        best, longest = None, slot.resident
-        if slot.is_mixed:
-            return
-        for other in self._by_index:
-            if other.holds(slot.salt) and other is not slot and other.resident > longest:
-                common = min(other.common(slot.tokens), limit)
-                if common > longest:
-                    best, longest = other, common
-        if best is not None:
-            self._cache.copy(best.index, slot.index, longest)
-            best.used_at = self._tick()
-            slot.resident = longest
 
     def release(self, slot: Slot) -> None:
         """Keep the contents for the session's next turn until the slot is needed."""
         slot.busy = False
         slot.used_at = self._tick()
+        if slot.is_mixed or not slot.resident:
+            self.drop(slot)
 
     def erase(self, slot: Slot) -> None:
-        """Forget the contents and make the memory finite."""
-        self._cache.zero(slot.index)
-        slot.resident, slot.salt = 0, None
+        """Forget what a model computed that is not finite, and make the memory finite."""
+        for part in slot.shared:
+            part.prefix.salt = None
+        self._let_go(slot)
+        self.memory.trim(slot.index, 0)
 
     def end_session(self, session: str) -> None:
         """Free what is kept for a session; a request that still runs keeps its slot until it ends."""
-        for slot in self._by_index:
+        for slot in self._slots():
             if slot.session == session:
                 slot.session = None
                 if not slot.busy:
-                    slot.resident = 0
+                    self.drop(slot)
 
     def resalt(self, old: Salt, new: Salt, *, keep: bool) -> None:
         """A policy's weights changed: drop its idle KV; its running requests keep theirs, or start over.
 
         What they keep is a mixture of versions from then on, and no other request's.
         """
-        for slot in self._by_index:
-            if slot.salt != old:
-                continue
-            slot.salt = new
-            slot.is_mixed = keep and slot.busy and slot.resident > 0
-            if not slot.is_mixed:
-                slot.resident = 0
+        for slot in self._slots():
+            if slot.salt == old:
+                slot.salt, slot.hoped = new, 0
+                slot.is_mixed = keep and slot.busy and slot.resident > 0
+                if not slot.is_mixed:
+                    self._let_go(slot)
+                if not slot.busy:
+                    self.drop(slot)
+        for prefix in self._prefixes():
+            if prefix.salt == old:
+                prefix.salt = None
+                self._drop_unused(prefix)
 
     def forget(self, salt: Salt) -> None:
-        """Drop what idle slots hold of a policy that is gone."""
-        for slot in self._by_index:
+        """Drop what is kept of a policy that is gone."""
+        for slot in self._slots():
             if slot.salt == salt and not slot.busy:
-                slot.resident, slot.salt = 0, None
+                self.drop(slot)
+        for prefix in self._prefixes():
+            if prefix.salt == salt:
+                prefix.salt = None
+                self._drop_unused(prefix)
 
-    def make_dense(self, active: Sequence[Slot]) -> None:
-        """Move these slots to the indices 0..m-1."""
-        wanted = set(map(id, active))
-        holes = [slot for slot in self._by_index[: len(active)] if id(slot) not in wanted]
-        outside = [slot for slot in active if slot.index >= len(active)]
-        for hole, slot in zip(holes, outside, strict=True):
-            self._cache.swap(slot.index, slot.resident, hole.index, hole.resident)
-            hole.index, slot.index = slot.index, hole.index
-            self._by_index[hole.index], self._by_index[slot.index] = hole, slot
+    def routes_of(self, slot: Slot) -> torch.Tensor | None:
+        """Return the experts of a slot's resident tokens, [tokens, expert layers, experts per token]."""
+        found = [self._cache.routes_of(index, n) for index, n in (*slot.parts, (slot.index, slot.own))]
+        return torch.cat(known) if len(known := [each for each in found if each is not None]) else None
 
-    def _tick(self) -> int:
-        self._uses += 1
-        return self._uses
+    def extend(self, slot: Slot, limit: int) -> None:
+        """Take over a longer prefix of the slot's tokens from another slot, if one holds it; at most `limit`.
+
+        Without memory for it the slot stays as it is.
+        """
+        tokens, longest, best = slot.tokens, slot.resident, None
+        if slot.is_mixed:
+            return
+        for other in self._at:
+            if other is None or other.resident <= longest or other is slot or not other.holds(slot.salt):
+                continue
+            if longest < limit and other.tokens[longest] == tokens[longest]:
+                common = common_prefix(other.tokens, tokens, min(other.resident, limit))
+                if common > longest:
+                    best, longest = other, common
+        if best is not None:
+            self._take_over(slot, best, longest)
+            best.used_at = self._tick()
+
+    def _take_over(self, slot: Slot, source: Region, common: int) -> None:
+        """Make the first tokens of `source` the slot's: shared parts by reference, the rest by copy."""
+        own = common - source.start
+        if own >= MIN_SHARED_TOKENS and isinstance(source, Slot) and self._pays(slot, source, common):
+            prefix = self._promote(source, common)
+            if prefix is None:
+                return
+            source, own = prefix, common - prefix.start
+        parts = _clipped(source.shared, common)
+        if own >= MIN_SHARED_TOKENS and isinstance(source, Prefix):
+            parts = (*parts, Part(source, own))
+        shared = sum(part.num_tokens for part in parts)
+        is_same = parts == slot.shared
+        has = slot.resident - shared if is_same else 0
+        if self.reserve(self.memory.lacking(slot.index, common - shared), source):
+            if not is_same:
+                self._share(parts)
+                self._let_go(slot)
+                slot.shared = parts
+            self.memory.take(slot.index, common - shared)
+            self._copy_from(source, slot, shared + has, common, shared)
+            slot.resident = common
+
+    def _pays(self, slot: Slot, source: Slot, common: int) -> bool:
+        """Say whether to share what a slot holds, by how many running requests begin with it."""
+        num = sum(
+            other is source
+            or (other.holds(slot.salt) and common_prefix(other.tokens, slot.tokens, common) == common)
+            for other in self._slots()
+            if other.busy and other is not slot
+        )
+        return max(num, 1) * (common - source.start) >= MIN_SPARED_TOKENS
+
+    def _copy_from(self, source: Region, slot: Slot, start: int, end: int, shared: int) -> None:
+        """Copy the KV of the positions start..end, from the parts of `source` and what is its own."""
+        at = 0
+        for index, n in (*((part.prefix.index, part.num_tokens) for part in source.shared),
+                         (source.index, source.own)):  # fmt: skip
+            first, last = max(at, start), min(at + n, end)
+            self._cache.copy(index, slot.index, last - first, first - at, first - shared)
+            at += n
+
+    def _promote(self, slot: Slot, common: int) -> Prefix | None:
+        """Make the first tokens of a slot a shared prefix, in place; what follows moves to a new slot.
+
+        None without a slot or memory for that.
+        """
+        left, own = slot.resident - common, common - slot.start
+        if not self.reserve(self.memory.blocks(left), slot):
+            return None
+        index = self._take_index(slot)
+        if index is None:
+            return None
+        self.memory.take(index, left)
+        self._cache.copy(slot.index, index, left, own)
+        self.memory.trim(slot.index, own)
+        prefix = Prefix(index=slot.index, tokens=slot.tokens[:common], resident=common, shared=slot.shared)
+        prefix.salt, prefix.num_holders = slot.salt, 1
+        slot.index, slot.shared = index, (*slot.shared, Part(prefix, own))
+        self._share(prefix.shared)
+        self._at[prefix.index], self._at[index] = prefix, slot
+        return prefix
+
+
+def _common(region: Region, tokens: array[int]) -> int:
+    return common_prefix(region.tokens, tokens, region.resident)
+
+
+def _clipped(parts: Sequence[Part], num_tokens: int) -> tuple[Part, ...]:
+    """Return the parts that lie before a position, the last one cut; a short last one is left out."""
+    found: list[Part] = []
+    for part in parts:
+        n = min(part.num_tokens, num_tokens)
+        num_tokens -= n
+        if n >= MIN_SHARED_TOKENS:
+            found.append(Part(part.prefix, n))
+    return tuple(found)

@@ -10,11 +10,15 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy
 
 from headway.core.kept import Kept
-from headway.core.records import FLOATS, KEPT_IDS, MODEL_LOGPROBS, PROMPT_LOGPROBS, Stream
+from headway.core.records import FLOATS, KEPT_IDS, MODEL_LOGPROBS, PROMPT_LOGPROBS, ROUTED_EXPERTS, Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SAMPLED = (KEPT_IDS, MODEL_LOGPROBS)
 OFFERED = frozenset((*SAMPLED, PROMPT_LOGPROBS))  # for any model
@@ -95,3 +99,13 @@ class PromptLogprobs:
         """Return the stream, NaN where nothing is known."""
         shape = (len(self._values),)
         return {PROMPT_LOGPROBS: Stream("prompt", "float32", shape, self._values.tobytes())}
+
+
+def routed_experts(known: Tensor, num_tokens: int) -> dict[str, Stream]:
+    """Return the experts of a request's tokens, -1 for those whose KV is not there.
+
+    `known` is of its first tokens, int16 [tokens, layers with experts, experts per token].
+    """
+    rows = known.new_full((num_tokens, *known.shape[1:]), -1)
+    rows[: len(known)] = known
+    return {ROUTED_EXPERTS: Stream("token", "int16", tuple(rows.shape), rows.cpu().numpy().tobytes())}

@@ -7,26 +7,31 @@ Trainer
     program       Python, torch, transformers, peft: measured
     weights       4 P, and 4 T more for LoRA factors
     optimizer     8 T: AdamW's two moments
-    activations   A = 4 s (L a + h) + 8 s^2 of the longest packed row, s = max(micro_batch_tokens,
-                  max_context_tokens) but no more than a batch has; s^2 is the mask, twice.
-                  a = 4 h + 5 q + 4 f: two residuals, two normed inputs, q, k and v spread over the heads,
-                  attention's output twice, gate, silu, up and their product; full fine-tuning keeps two
-                  normed residuals more (2 h). In a block with experts, k of E for each token, the place
-                  of 4 f is taken by k (4 f + 2 h) + 2 E: every expert's input and output too. With
-                  gradient checkpointing L h + a takes the place of L a.
-    gradients     max(4 T, 0.8 A'), A' being A without gradient checkpointing: gradients fill the blocks
+    activations   A = 4 s (L a + h) of the longest packed row, s = max(micro_batch_tokens,
+                  max_context_tokens) but no more than a batch has.
+                  a = 4 h + 2 q + 2 v + 2 f, v = key/value heads * head_dim: two residuals, two normed
+                  inputs, q and attention's output, k and v, gate and up (trainer/fused.py). Attention holds
+                  no mask. In a block with experts, k of E for each token, the place of 2 f is taken by
+                  k (4 f + 2 h) + 2 E: every expert's input and output too. With gradient checkpointing
+                  L h + a takes the place of L a.
+    gradients     max(4 T, 0.3 A'), A' being A without gradient checkpointing: gradients fill the blocks
                   that activations leave free, and the allocator gives those back late (measured)
-    logits        3 * 4 * 256 V: a chunk of the output layer (trainer/logprobs.py), and 4 V h more for its
+    logits        3 * 4 * 128 V: a chunk of the output layer (trainer/logprobs.py), and 4 V h more for its
                   gradient when it is trained
-    checkpoint    12 T: the copy that is written while training goes on
+    checkpoint    12 T: the copy that is written while training goes on; rank 0 alone has it
+    Other ranks (trainer.ranks) take what rank 0 takes, the checkpoint apart; 4 T more of each are there for
+    a moment, while gradients are summed, when the activations are gone.
 Generator, each replica
     program       Python and torch: measured
     weights       4 P as loaded, which adapters are added to, and as many packed for decoding, the output
                   layer apart from a tied embedding
     update        4 U: the tensors that a version replaces, while both are there (U: linear layers, or all)
     decoding      4 * 4 * max_running * V: logits and what is drawn from
+    With numerics = "exact" it is a trainer that only computes forward: the trainer's program, 4 P and 4 T for
+    LoRA factors, an update of 4 T, a chunk of the output layer and 4 * max_running * V of what is drawn from.
     KV            slots * max_context_tokens * kv_bytes_per_token; slots are as many as rollouts are in
-                  flight, at most 2 * max_running. The memory is taken slot by slot.
+                  flight, at most 2 * max_running. The memory is taken as it is needed, at most
+                  generator.kv_cache_mb where that is set.
 Others
     driver and environment workers: measured; what an environment's own data take is not known
     handed over   5 versions of 4 T in /dev/shm
@@ -56,8 +61,8 @@ _GENERATOR_PROGRAM = 320 * MIB
 _DRIVER_PROGRAM = 45 * MIB
 _WORKER_PROGRAM = 45 * MIB
 _ROLLOUT_BYTES = 40_000  # of one in flight, driver and environment worker together
-_FREE_SHARE = 0.8  # of the activations: blocks that were freed and are not given back
-_CHUNK_TOKENS = 256  # trainer/logprobs.py, which imports torch
+_FREE_SHARE = 0.3  # of the activations: blocks that were freed and are not given back
+_CHUNK_TOKENS = 128  # trainer/logprobs.py, which imports torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,12 @@ class MemoryEstimate:
 
 def estimate_memory(facts: ModelFacts, config: Config, *, needs_sandbox: bool = True) -> MemoryEstimate:
     """Return what a run of this model under these settings takes."""
-    parts = [*_trainer(facts, config)]
+    parts = [
+        *_trainer(facts, config, "trainer"),
+        Part("trainer", "checkpoint", checkpoint_bytes(facts, config)),
+    ]
+    for rank in range(1, config.trainer.ranks):
+        parts += _trainer(facts, config, f"trainer rank {rank}")
     for index in range(config.generator.replicas):
         parts += _generator(facts, config, f"generator{index}")
     in_flight = rollouts_in_flight(config)
@@ -145,7 +155,7 @@ def rollouts_in_flight(config: Config) -> int:
     return train + evaluated
 
 
-def _trainer(facts: ModelFacts, config: Config) -> list[Part]:
+def _trainer(facts: ModelFacts, config: Config, name: str) -> list[Part]:
     settings, trained = config.trainer, trained_params(facts, config)
     added = 0 if settings.full else trained
     most = config.queue.batch_size * config.generator.max_context_tokens
@@ -154,7 +164,6 @@ def _trainer(facts: ModelFacts, config: Config) -> list[Part]:
     logits = 3 * F32 * _CHUNK_TOKENS * facts.vocab
     if settings.full:
         logits += F32 * facts.vocab * facts.hidden
-    name = "trainer"
     return [
         Part(name, "program", _TRAINER_PROGRAM),
         Part(name, "weights", F32 * (facts.num_params + added)),
@@ -162,14 +171,13 @@ def _trainer(facts: ModelFacts, config: Config) -> list[Part]:
         Part(name, "activations", _activation_bytes(facts, settings, row)),
         Part(name, "gradients", max(F32 * trained, int(_FREE_SHARE * kept))),
         Part(name, "logits", logits),
-        Part(name, "checkpoint", checkpoint_bytes(facts, config)),
     ]
 
 
 def _activation_bytes(facts: ModelFacts, settings: TrainerSettings, num_tokens: int) -> int:
-    query = facts.num_heads * facts.head_dim
-    same = 4 * facts.hidden + 5 * query + (2 * facts.hidden if settings.full else 0)
-    dense = same + 4 * facts.intermediate
+    query, key = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+    same = 4 * facts.hidden + 2 * query + 2 * key
+    dense = same + 2 * facts.intermediate
     mixture = facts.experts_per_token * (4 * facts.expert_intermediate + 2 * facts.hidden)
     mixture += same + 2 * facts.num_experts
     if settings.gradient_checkpointing:
@@ -177,11 +185,13 @@ def _activation_bytes(facts: ModelFacts, settings: TrainerSettings, num_tokens: 
         values = facts.num_layers * facts.hidden + max(present)
     else:
         values = facts.num_dense_layers * dense + facts.num_expert_layers * mixture
-    return F32 * num_tokens * (values + facts.hidden) + 2 * F32 * num_tokens**2
+    return F32 * num_tokens * (values + facts.hidden)
 
 
 def _generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
     settings = config.generator
+    if settings.numerics == "exact":
+        return _exact_generator(facts, config, name)
     embedding = facts.vocab * facts.hidden
     packed = facts.matrix_params + embedding  # of a tied embedding the output layer is a copy
     query, key = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
@@ -191,10 +201,24 @@ def _generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
         changed = attention if facts.num_expert_layers else facts.matrix_params - embedding
     slots = min(2 * settings.max_running, -(-rollouts_in_flight(config) // settings.replicas))
     kv = slots * settings.max_context_tokens * facts.kv_bytes_per_token(F32)
+    if settings.kv_cache_mb:
+        kv = min(kv, settings.kv_cache_mb * MIB)
     return [
         Part(name, "program", _GENERATOR_PROGRAM),
         Part(name, "weights", F32 * (facts.num_params + packed)),
         Part(name, "update", F32 * changed),
         Part(name, "decoding", 4 * F32 * settings.max_running * facts.vocab),
         Part(name, "KV", kv, is_limit=True),
+    ]
+
+
+def _exact_generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
+    trained = trained_params(facts, config)
+    added = 0 if config.trainer.full else trained
+    rows = 3 * _CHUNK_TOKENS + 4 * config.generator.max_running
+    return [
+        Part(name, "program", _TRAINER_PROGRAM),
+        Part(name, "weights", F32 * (facts.num_params + added)),
+        Part(name, "update", F32 * trained),
+        Part(name, "decoding", F32 * rows * facts.vocab + F32 * config.generator.max_context_tokens**2),
     ]

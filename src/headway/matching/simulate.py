@@ -33,6 +33,7 @@ from headway.core.commands import (
     Signal,
     StartRollout,
     Train,
+    TrainPart,
     WakeAt,
 )
 from headway.core.errors import DeadlineError
@@ -41,6 +42,7 @@ from headway.core.events import (
     DeadlinePassed,
     Event,
     GroupSignal,
+    PartEnded,
     ReplicaJoined,
     ReplicaLost,
     RolledBack,
@@ -131,6 +133,8 @@ class SimulatedDriver:
         self.rollouts = SimRollouts(self)
         self.memory = SimMemory(self, self.rollouts)
         self._trainer_life = 0
+        self._trainer_free_s = 0.0  # when it is done with the parts that it has
+        self._gathered_s = 0.0  # computing of the parts of the step that it has begun
         self._wake_at_s: float | None = None
 
     # --- the loop
@@ -224,6 +228,8 @@ class SimulatedDriver:
                 signal = tuple((name, reward - mean) for name, reward in command.rewards)
                 keep = not sim.p_verdict_drops or self.rng.random() >= sim.p_verdict_drops
                 self.later(0.0, GroupSignal(command.group, signal, keep, "" if keep else "simulated"))
+            case TrainPart():
+                self._train_part(command)
             case Train():
                 self._train(command)
             case Publish():
@@ -243,6 +249,7 @@ class SimulatedDriver:
                 self.at(sim.save_s, lambda: self._saved(command.step, life))
             case Rollback():
                 self.run.roll_back(command.step)
+                self._gathered_s = 0.0
                 self._trainer_later(sim.save_s, RolledBack(command.lineage, command.step))
             case RestartWorker():
                 self._restart(command)
@@ -256,19 +263,38 @@ class SimulatedDriver:
     # --- the trainer
 
     def _train(self, command: Train) -> None:
+        """Take a step: the part of `train_s` that the rows take which were not handed over before."""
         if self.rng.random() < self.sim.p_trainer_dies:
-            self._trainer_life += 1
-            self.later(self.sim.train_s / 2, WorkerLost("trainer", "trainer", "simulated"))
+            self._trainer_dies()
             return
-        life = self._trainer_life
+        life, gathered_s = self._trainer_life, self._gathered_s
+        compute_s = self.sim.train_s * (1.0 - command.num_gathered / len(command.rows))
+        self._gathered_s = 0.0
 
         def end() -> None:
             if life == self._trainer_life:
                 self.run.trained[command.step] = [row.rollout for row in command.rows]
-                self.feed(StepEnded(command.batch, command.step, self.sim.train_s, 1, 1))
+                took_s = gathered_s + compute_s
+                self.feed(StepEnded(command.batch, command.step, took_s, 1, 1, gathered_s=gathered_s))
 
         slower = self.sim.stall_factor if self.happens(self.sim.p_trainer_stalls) else 1.0
-        self.at(slower * self.sim.train_s, end)
+        self.at(max(0.0, self._trainer_free_s - self.clock.now()) + slower * compute_s, end)
+
+    def _train_part(self, command: TrainPart) -> None:
+        """Compute a part of a step: its rows' part of `train_s`, which is a whole batch's."""
+        if self.happens(self.sim.p_trainer_dies):
+            self._trainer_dies()
+            return
+        batch_size = self.run.scheduler.settings.queue.batch_size
+        compute_s = self.sim.train_s * len(command.rows) / max(batch_size, len(command.rows))
+        self._gathered_s += compute_s
+        self._trainer_free_s = self.clock.now() + compute_s
+        self._trainer_later(compute_s, PartEnded(command.batch, command.part, compute_s, 1))
+
+    def _trainer_dies(self) -> None:
+        self._trainer_life += 1
+        self._gathered_s = 0.0
+        self.later(self.sim.train_s / 2, WorkerLost("trainer", "trainer", "simulated"))
 
     def _trainer_later(self, delay_s: float, event: Event) -> None:
         """An answer of the trainer that it gives only if it lives until then."""

@@ -26,6 +26,7 @@ from headway.models.progress import Progress, silent
 from headway.models.shape import ModelShape, read_shape
 from headway.models.tensors import verify_tensors
 
+_MOST_SPARE = 0.05  # share of the embedding's rows that no token may have: padding to round numbers
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 
 
@@ -114,6 +115,12 @@ def _verify_tokenizer(path: Path, shape: ModelShape) -> None:
     if ids and max(ids) >= shape.vocab:
         rule = f"Every token id must be below the model's vocabulary of {shape.vocab}"
         raise ModelError(rule, value=max(ids), remedy="The tokenizer belongs to another model")
+    if ids and shape.vocab - max(ids) - 1 > _MOST_SPARE * shape.vocab:
+        raise ModelError(
+            f"the tokenizer must belong to the model: the embedding has {shape.vocab:,} rows, and the "
+            f"tokenizer only {max(ids) + 1:,} tokens, so that the model would sample ids that have no text",
+            remedy="Copy the tokenizer's files from the model's own repository",
+        )
     if not (path / "chat_template.jinja").is_file() and not settings.get("chat_template"):
         rule = "The tokenizer must have a chat template"
         raise ModelError(

@@ -58,11 +58,19 @@ FAMILIES = (LLAMA, QWEN2, QWEN3, QWEN3_MOE)
 def family_of(config: Mapping[str, Any]) -> Family:
     """Return the family of a config.json; ModelError, with the list, for one that is not supported."""
     named = config.get("architectures") or []
+    kind = config.get("model_type")
     for family in FAMILIES:
-        if named == [family.architecture] or (not named and config.get("model_type") == family.model_type):
+        if named == [family.architecture] and kind not in (None, family.model_type):
+            # transformers would go by model_type, and fill what that family has and this file lacks.
+            raise ModelError(
+                f'With the architecture {family.architecture} the model_type must be "{family.model_type}"',
+                value=kind,
+                remedy="config.json was edited, or is of another model: fetch the model again",
+            )
+        if named == [family.architecture] or (not named and kind == family.model_type):
             return family
     known = ", ".join(family.architecture for family in FAMILIES)
-    found = named or [config.get("model_type")]
+    found = named or [kind or "config.json names no architecture"]
     raise ModelError(
         f"The architecture must be one of {known}",
         value=found[0] if len(found) == 1 else found,

@@ -158,6 +158,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     """
     family = family_of(config)
     _refuse_what_is_not_computed(config)
+    _refuse_what_is_no_number(config)
     rope = _rope(config)
     try:
         num_heads = int(config["num_attention_heads"])
@@ -185,6 +186,42 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     except KeyError as error:
         rule = f"config.json must give {error.args[0]}"
         raise ModelError(rule, remedy="Fetch the model again") from error
+
+
+_COUNTS = (
+    "num_attention_heads hidden_size num_hidden_layers num_key_value_heads head_dim intermediate_size "
+    "vocab_size max_position_embeddings num_experts num_local_experts num_experts_per_tok "
+    "moe_intermediate_size decoder_sparse_step"
+)
+_REALS = "rms_norm_eps rope_theta"
+
+
+def _refuse_what_is_no_number(config: Mapping[str, Any]) -> None:
+    """A field may be absent or null; what there is must be a number that a model can have."""
+    for name in _COUNTS.split():
+        value = config.get(name)
+        whole = (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and value >= (0 if name in ("num_experts", "num_local_experts") else 1)
+        )
+        if value is not None and not whole:
+            rule = f"{name} in config.json must be a whole number, at least 1"
+            raise ModelError(rule, value=value, remedy="Fetch the model again")
+    for name in _REALS.split():
+        value = config.get(name)
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            rule = f"{name} in config.json must be a number above 0"
+            raise ModelError(rule, value=value, remedy="Fetch the model again")
+    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if heads and kv_heads and heads % kv_heads:
+        rule = f"num_attention_heads = {heads} in config.json must be a multiple of num_key_value_heads"
+        raise ModelError(rule, value=kv_heads, remedy="Fetch the model again")
+    experts = config.get("num_experts") or config.get("num_local_experts")
+    chosen = config.get("num_experts_per_tok")
+    if experts and chosen and chosen > experts:
+        rule = f"num_experts_per_tok in config.json must be at most its {experts} experts"
+        raise ModelError(rule, value=chosen, remedy="Fetch the model again")
 
 
 def _has_bias(rule: Bias, configured: Any) -> bool:

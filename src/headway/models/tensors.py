@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
-_COMPARED_BYTES = 1 << 20  # of a tied output layer and its embedding
+_COMPARED = 32  # pieces of a tied output layer and its embedding, from end to end
+_PIECE_BYTES = 1 << 16
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -112,15 +113,20 @@ def _is_harmless(name: str, shape: ModelShape) -> bool:
 
 def _verify_tied(holders: dict[str, Path]) -> None:
     names = ("model.embed_tokens.weight", "lm_head.weight")
-    beginnings: list[tuple[str, bytes]] = []
+    samples: list[tuple[str, int, list[bytes]]] = []
     for name in names:
         file = holders[name]
         entry = read_header(file)[name]
         start, end = entry["data_offsets"]
         with file.open("rb") as stream:
-            stream.seek(8 + int.from_bytes(stream.read(8), "little") + start)
-            beginnings.append((entry["dtype"], stream.read(min(end - start, _COMPARED_BYTES))))
-    if beginnings[0] != beginnings[1]:
+            base = 8 + int.from_bytes(stream.read(8), "little") + start
+            last = max(0, end - start - _PIECE_BYTES)
+            pieces: list[bytes] = []
+            for index in range(_COMPARED):
+                stream.seek(base + last * index // (_COMPARED - 1))
+                pieces.append(stream.read(min(end - start, _PIECE_BYTES)))
+            samples.append((entry["dtype"], end - start, pieces))
+    if samples[0] != samples[1]:
         raise ModelError(
             "With tie_word_embeddings the output layer must be the embedding, and the weights hold another",
             value="lm_head.weight differs from model.embed_tokens.weight",

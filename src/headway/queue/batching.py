@@ -1,21 +1,22 @@
 """Batching: which groups leave the queue together, and when.
 
 Oldest first. A batch is full at batch_groups, or earlier by the places that ghosts hold, or when nothing
-more can come. A whole batch of ghosts is an empty batch: no step is taken, and enough of them in a row end
-the run as no_signal. A step that a rollback or a resume lost is taken again with the groups that it had.
+more can come; until then its groups may be handed over in parts (`streaming`). A whole batch of ghosts is an
+empty batch: no step is taken, and enough of them in a row end the run as no_signal. A step that a rollback or
+a resume lost is taken again with the groups that it had.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.core.commands import Row, Train
+from headway.core.commands import Train
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
-from headway.queue import acceptance, guard, lost_steps, oversampling
+from headway.queue import acceptance, guard, lost_steps, oversampling, streaming
 from headway.queue.admission import ghosts, groups_a_step
-from headway.queue.context import origin
 from headway.queue.partial import park_stragglers
-from headway.queue.staleness import age, drop_stale, masked_versions, weight
+from headway.queue.rows import group_rows, oldest_first
+from headway.queue.staleness import age, drop_stale
 from headway.queue.stopping import stop
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def release(ctx: Context) -> None:
         _release(ctx, list(queued.values()))
     elif dry:
         stop(ctx, "tasks_exhausted", "the task source has no more tasks", failed=False)
+    else:
+        streaming.hand_over(ctx)
 
 
 def release_rest(ctx: Context) -> None:
@@ -95,13 +98,14 @@ def _holds_enough(ctx: Context) -> bool:
 
 
 def _fitting(ctx: Context, queued: list[GroupState]) -> list[GroupState]:
-    """Return as many of the oldest as fit into a batch, one at least."""
+    """Return what the trainer has already, and as many of the others as fit into a batch, one at least."""
     queue = ctx.settings.queue
     batch: list[GroupState] = []
     num_tokens = 0
-    for group in queued[: queue.batch_groups]:
+    for group in queued:
         num_tokens += group.num_tokens
-        if batch and queue.batch_tokens and num_tokens > queue.batch_tokens:
+        full = len(batch) >= queue.batch_groups or (queue.batch_tokens and num_tokens > queue.batch_tokens)
+        if batch and full and not group.streamed:
             break
         batch.append(group)
     return batch
@@ -114,43 +118,34 @@ def _expected(before: float, num_groups: int) -> float:
 
 def _release(ctx: Context, queued: list[GroupState]) -> None:
     state, queue = ctx.state, ctx.settings.queue
-    queued.sort(key=lambda group: (-age(state, group.lineage, group.number), origin(group.id)))
+    handed = {name: place for place, name in enumerate(dict.fromkeys(row.group for row in state.streamed))}
+    queued = oldest_first(state, queued)
+    queued.sort(key=lambda group: handed.get(group.id, len(handed)))
     again = lost_steps.is_planned(state, queued[0].planned) and queued[0].planned == state.step + 1
     batch = queued if again else _fitting(ctx, queued)
     state.groups_per_batch = _expected(state.groups_per_batch, len(batch))
-    rows: list[Row] = []
+    gathered = streaming.take(ctx)
+    rows = [*gathered, *(row for group in batch[len(handed) :] for row in group_rows(ctx, group))]
     trajectory: list[int] = []
     environment: list[int] = []
     tokens: dict[int, int] = {}
     num_masked = 0
+    places = iter(rows)
     for group in batch:
         ctx.move(group, "training")
         group.step = state.step + 1
         for rollout in group.rollouts:
             ctx.place(group, rollout, "training")
-            masked = masked_versions(ctx.settings, state, rollout)
+            masked = next(places).masked
             first = rollout.spans[0] if rollout.spans else None
             trajectory.append(age(state, first.lineage, first.number) if first else 0)
             environment.append(rollout.environment_age)
-            oldest_age = 0
             for span in rollout.spans:
                 if (span.lineage, span.number) in masked:
                     num_masked += span.num_tokens
                     continue
                 steps = age(state, span.lineage, span.number)
-                oldest_age = max(oldest_age, steps)
                 tokens[steps] = tokens.get(steps, 0) + span.num_tokens
-            rows.append(
-                Row(
-                    rollout.id,
-                    group.id,
-                    rollout.payload,
-                    rollout.advantage,
-                    weight(ctx.settings, oldest_age),
-                    masked,
-                    rollout.turn_advantages,
-                )
-            )
     left = len(ctx.index.train["queued"])
     ctx.note(
         BatchReleased(
@@ -167,7 +162,7 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
         )
     )
     ctx.note(QueueDepth(ctx.index.num_admitted, left))
-    ctx.ask(Train(state.next_batch, state.step + 1, tuple(rows), state.lr_scale))
+    ctx.ask(Train(state.next_batch, state.step + 1, tuple(rows), state.lr_scale, len(gathered)))
     park_stragglers(ctx, "batch")
     oversampling.batch_met(ctx)
     ctx.expect("train", ctx.settings.deadlines.train_s)
@@ -189,7 +184,7 @@ def step_ended(ctx: Context, event: StepEnded) -> None:
     """The batch is in the weights; it is kept until a checkpoint contains it."""
     ctx.met("train")
     ctx.state.step = event.step
-    ctx.state.trainer = "idle"
+    ctx.state.trainer, ctx.state.part_pending = "idle", False
     if event.metrics.get("nonfinite"):
         ctx.warn(
             "nonfinite",

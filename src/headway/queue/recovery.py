@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from headway.core.commands import RestartWorker, Rollback
 from headway.core.notes import Ignored, RolledBackTo, RolloutRevived
 from headway.core.settings import setting
-from headway.queue import evaluation, lost_steps
+from headway.queue import evaluation, lost_steps, streaming
 from headway.queue.state import ReplicaState
 from headway.queue.stopping import stop
 
@@ -186,7 +186,8 @@ def rolled_back(ctx: Context, event: RolledBack) -> None:
 
 
 def _forget_trainer(ctx: Context) -> None:
-    """Nothing is awaited of what the trainer was doing."""
+    """Nothing is awaited of what the trainer was doing, and what it gathered is lost."""
+    streaming.discard(ctx)
     ctx.state.saving_step = -1
     for key in ("train", "publish", "checkpoint", "rollback"):
         ctx.met(key)

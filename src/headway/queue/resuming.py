@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.notes import RolloutRevived
-from headway.queue import guard, oversampling, rollouts
+from headway.queue import guard, oversampling, rollouts, streaming
 from headway.queue.admission import ask_task, start_attempt
 from headway.queue.lost_steps import age, is_lost, plan, take_again
 from headway.queue.recovery import requeue
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def resumed(ctx: Context, event: RunResumed) -> None:
     """Rebuild the state around the checkpoint's step."""
     state = ctx.state
+    streaming.discard(ctx)
     plan(ctx, event.step)
     while len(state.forks) < event.lineage:
         state.forks.append(event.step)

@@ -24,6 +24,7 @@ from headway.core.events import (
     Event,
     GroupSignal,
     Noticed,
+    PartEnded,
     ReplicaChanged,
     ReplicaJoined,
     ReplicaLost,
@@ -69,6 +70,7 @@ from headway.queue import (
     rollouts,
     sandboxes,
     stopping,
+    streaming,
     versions,
     waits,
 )
@@ -228,6 +230,8 @@ class Scheduler:
                     ctx.note(Ignored("GroupSignal", event.group))
                 else:
                     groups.signalled(ctx, group, event)
+            case PartEnded():
+                streaming.part_ended(ctx, event)
             case StepEnded():
                 if self.state.trainer != "training" or event.batch != self.state.next_batch - 1:
                     ctx.note(Ignored("StepEnded", str(event.step)))

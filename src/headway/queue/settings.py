@@ -54,6 +54,13 @@ class QueueSettings:
         "batch_size rollouts. 0 counts groups alone.",
         ge=0,
     )
+    stream: bool = setting(
+        False,
+        "Let an idle trainer begin a step with the groups that wait for it, before the batch is complete: it "
+        "waits less where slow rollouts hold batches up. The gradient is the same to rounding, not to the "
+        "bit: what is in which part depends on when groups arrive. Not with an advantage or a loss that "
+        "needs the whole batch first: magistral, reinforce_pp, reinforce_pp_baseline, m2po.",
+    )
     publish_every: int = setting(
         1,
         "Steps between two versions for the generators; at most depth + 1, or nothing could be admitted.",

@@ -167,7 +167,9 @@ def drop_stale(ctx: Context) -> None:
 
 
 def judge_queued(ctx: Context, group: GroupState) -> None:
-    """Void a queued group with a member that is too old."""
+    """Void a queued group with a member that is too old; not one that the trainer has already."""
+    if group.streamed:
+        return
     stale = [rollout.id for rollout in group.rollouts if verdict(ctx, rollout)]
     nothing = all(_all_masked(ctx, rollout) for rollout in group.rollouts)
     if not stale and not nothing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from headway.core.commands import Row
 from headway.core.records import Purpose, VersionSpan
 from headway.queue.band import ConcurrencyState
 from headway.queue.curriculum import PoolState
@@ -93,6 +94,7 @@ class GroupState:
     planned: int = 0  # step of a lost branch that trained it, and of this one that will, 0 for none
     carried: bool = False  # settled as carried; a resume revives it
     late: bool = False  # once parked: it holds no place ahead of training any more
+    streamed: bool = False  # handed to the trainer for the next step, whose batch is not complete
     dormant: bool = False  # in flight in an earlier life; nothing of it runs in this one yet
 
     @property
@@ -193,6 +195,9 @@ class State:
     next_request: int = 0
     next_task: int = 0  # position in the train split
     next_batch: int = 0
+    streamed: list[Row] = field(default_factory=list[Row])  # handed over for it already, in this order
+    num_parts: int = 0  # that were handed over, ever
+    part_pending: bool = False  # the newest part is being computed
     groups: dict[str, GroupState] = field(default_factory=dict[str, GroupState])
     requests: dict[int, str] = field(default_factory=dict[int, str])  # request -> group
     moved: dict[str, str] = field(default_factory=dict[str, str])  # late rollout -> the group it is in now

@@ -24,6 +24,8 @@ def publish(ctx: Context) -> None:
     state = ctx.state
     if state.trainer != "idle" or not state.trainer_joined or state.published >= state.step:
         return
+    if state.part_pending:
+        return  # the trainer would answer after it, and the wait is for this alone
     ending = state.phase == "stopping"
     if ending and state.eval_wanted < 0:
         return  # nobody will read it
@@ -93,7 +95,7 @@ def applied(ctx: Context, event: VersionApplied) -> None:
 def save(ctx: Context) -> None:
     """Save when the cadence or the end of the run asks for it; the trainer goes on meanwhile."""
     state = ctx.state
-    if state.trainer not in ("idle", "publishing") or not state.trainer_joined:
+    if state.trainer not in ("idle", "publishing") or not state.trainer_joined or state.part_pending:
         return
     if state.saving_step >= 0 or state.saved_step >= state.step:
         return

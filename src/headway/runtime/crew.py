@@ -30,6 +30,14 @@ _BY_ROLE = {
     # torch and oneDNN each keep 1024 compiled multiplications, some 0.6 MiB apiece; decoding has one for
     # every matrix and number of rows. A step needs about ten of them, and one is compiled in 0.3 ms.
     "generator": {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"},
+    # A step takes and frees the same large blocks again and again. glibc would give them back to the system
+    # each time, and every page would be faulted in anew; 32 MiB is the highest threshold that all its
+    # versions know. One arena: another thread's cannot hold what it does not give back.
+    "trainer": {
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
+    },
 }
 
 

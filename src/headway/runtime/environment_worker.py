@@ -177,10 +177,12 @@ def generation_limits(config: Config) -> GenerationLimits:
 
 def streams_to_train(config: Config, model_dir: Path) -> tuple[str, ...]:
     """Return the streams that the trainer needs beside the tokens."""
-    replays = config.trainer.replay_routing and read_shape(model_dir).experts is not None
-    settings = config.generator
-    truncates = settings.top_p < 1 or settings.top_k > 0 or settings.min_p > 0
-    return (*[ROUTED_EXPERTS] * replays, *[KEPT_IDS] * truncates)
+    replays = (
+        config.trainer.replay_routing
+        and not config.generator.exact_context_tokens
+        and read_shape(model_dir).experts is not None
+    )
+    return (*[ROUTED_EXPERTS] * replays, *[KEPT_IDS] * config.generator.truncates)
 
 
 def host_settings(config: Config) -> HostSettings:

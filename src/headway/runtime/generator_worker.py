@@ -14,10 +14,11 @@ requests that are there before that wait until the driver says that the replica 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from headway.core.events import ReplicaChanged, ReplicaJoined, VersionApplied
 from headway.core.protocols import Engine, GenerateRequest
@@ -61,6 +62,8 @@ def build_engine(model_dir: Path, config: Config, replica: str, lineage: int) ->
     from headway.renderers.chat import Renderer
     from headway.weights.read import WeightReader
 
+    if config.generator.exact_context_tokens:
+        return _exact_engine(model_dir, config, replica, lineage)
     shape, state = load_state(model_dir)
     return EmbeddedEngine(
         state,
@@ -71,6 +74,35 @@ def build_engine(model_dir: Path, config: Config, replica: str, lineage: int) ->
         read_weights=WeightReader(state).read,
         lineage=lineage,
         number=0,
+    )
+
+
+def _exact_engine(model_dir: Path, config: Config, replica: str, lineage: int) -> EmbeddedEngine:
+    """Load a checkpoint as the trainer loads it, for an engine that computes as the trainer does."""
+    from headway.generator.engine import EmbeddedEngine
+    from headway.models.load import load_causal_lm
+    from headway.models.shape import read_shape
+    from headway.renderers.chat import Renderer
+    from headway.trainer.exact import ExactPolicy
+
+    model = load_causal_lm(model_dir)
+    policy = ExactPolicy(model, config.trainer, config.run.seed, config.generator.exact_context_tokens)
+    if (cores := len(os.sched_getaffinity(0))) > 1:
+        policy.check_threads(cores)
+
+    def nothing(manifest: str) -> NoReturn:
+        raise AssertionError(f"an exact engine reads {manifest} by its forward pass")
+
+    return EmbeddedEngine(
+        {},
+        read_shape(model_dir),
+        config.generator,
+        replica=replica,
+        decode_text=Renderer(model_dir).decode,
+        read_weights=nothing,
+        lineage=lineage,
+        number=0,
+        exact=policy,
     )
 
 
@@ -92,6 +124,7 @@ async def _tell_load(engine: Engine, job: Job, link: Link) -> None:
                 load.num_waiting,
                 load.kv_used_fraction,
                 load.tokens_per_s,
+                load.num_preemptions,
             ),
         )
 

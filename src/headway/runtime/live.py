@@ -32,6 +32,7 @@ from headway.core.commands import (
     Signal,
     StartRollout,
     Train,
+    TrainPart,
     WakeAt,
 )
 from headway.core.errors import DiskFullError
@@ -42,6 +43,7 @@ from headway.core.events import (
     DiskFull,
     Event,
     GroupSignal,
+    PartEnded,
     RolloutEnded,
     RolloutFailed,
     StepEnded,
@@ -127,7 +129,7 @@ class LiveDriver:
         self._environments = Environments()
         self._unusable: set[str] = set()  # generators that came back and may not answer yet
         self._generating: set[str] = set()  # rollouts that may ask for tokens
-        self._training = False
+        self._training = 0  # steps and parts that the trainer has to compute
         self._given: tuple[int, int] = (0, 0)  # threads that generators and trainer were given last
         self._wake_at_s: float | None = None
         self._scheduler_s = 0.0
@@ -265,8 +267,8 @@ class LiveDriver:
                 self._environments.send(command)
             case Signal():
                 self._signals.ask(command)
-            case Train():
-                self._training = True
+            case Train() | TrainPart():
+                self._training += 1
                 self._send("trainer", command)
             case Publish() | Checkpoint() | Rollback():
                 self._send("trainer", command)
@@ -299,8 +301,10 @@ class LiveDriver:
         match event:
             case RolloutEnded() | RolloutFailed():
                 self._generating.discard(event.rollout)
-            case StepEnded() | WorkerLost(role="trainer"):
-                self._training = False
+            case PartEnded() | StepEnded():
+                self._training = max(0, self._training - 1)
+            case WorkerLost(role="trainer"):
+                self._training = 0
             case _:
                 pass
         generator, trainer = self._threads.generator, self._threads.trainer

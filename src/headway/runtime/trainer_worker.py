@@ -1,15 +1,18 @@
 """The trainer's process.
 
-Consumes Train, Publish, Checkpoint and Rollback from the driver. One thread computes them in their order and
-answers each by its event, so that the process goes on saying that it is alive; a thread count from the driver
-takes effect between two micro-batches of the step in progress. A checkpoint is copied there and written by a
-second thread while the first goes on; a Rollback waits for the checkpoint that is being written.
+Consumes TrainPart, Train, Publish, Checkpoint and Rollback from the driver. One thread computes them in
+their order and answers each by its event, so that the process goes on saying that it is alive; a thread count
+from the driver takes effect between two micro-batches of the step in progress. A checkpoint is copied there
+and written by a second thread while the first goes on; a Rollback waits for the checkpoint that is being
+written.
 
 Checkpoints beyond those that the run keeps go when the next one is begun, not when one is done: what the
 scheduler can ask to roll back to is there as long as it may ask.
 
 Where versions are handed over in shared memory and that is full, they go to the run directory from then on.
 What has no room there either becomes DiskFull, and a checkpoint that was not written leaves nothing behind.
+
+With `trainer.ranks` above 1 this process is rank 0 of the trainer's, and starts the others.
 """
 
 from __future__ import annotations
@@ -23,26 +26,30 @@ from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
 from headway.core.codec import finite_only
-from headway.core.commands import Checkpoint, Publish, Rollback, Train
+from headway.core.commands import Checkpoint, Publish, Rollback, Train, TrainPart
 from headway.core.errors import DiskFullError
 from headway.core.events import (
     CheckpointDone,
     DiskFull,
     Event,
     Noticed,
+    PartEnded,
     RolledBack,
     StepEnded,
     VersionPublished,
     WorkerJoined,
 )
+from headway.runtime.agreement import disagreement
 from headway.runtime.job import Job, checkpoint_dir, payload_dir, weights_dir
 from headway.trainer.checkpoints import checkpoint_path, num_bytes
 
 if TYPE_CHECKING:
     from headway.core.protocols import Trainer
     from headway.runtime.wire import Link
+    from headway.trainer.local import LocalTrainer
+    from headway.trainer.ranks import Ranks
 
-TrainerCommand = Train | Publish | Checkpoint | Rollback
+TrainerCommand = TrainPart | Train | Publish | Checkpoint | Rollback
 
 
 async def serve(job: Job, link: Link) -> None:
@@ -76,7 +83,7 @@ async def serve(job: Job, link: Link) -> None:
                     desk.keep = message[1]
                 else:
                     tasks.create_task(obey(message[1]))
-        await loop.run_in_executor(compute, desk.retain)
+        await loop.run_in_executor(compute, desk.leave)
 
 
 class Desk:
@@ -91,8 +98,10 @@ class Desk:
         self._job = job
         self._writer = writer
         self._lineage = job.lineage
+        self._gathered_s = 0.0  # computing of the parts of the step that was begun
         self._saved: int | None = None  # newest checkpoint of this process
         self._writing: Future[Event] | None = None
+        self._told_mismatch = False
         if job.checkpoint is not None:
             self._go_on_from(job.checkpoint)
 
@@ -105,8 +114,19 @@ class Desk:
         """Carry out a command; a Checkpoint's answer comes once it is written."""
         began = stopwatch()
         match command:
+            case TrainPart():
+                num_tokens = self.trainer.gather(command.rows)
+                compute_s = stopwatch() - began
+                self._gathered_s += compute_s
+                return PartEnded(command.batch, command.part, compute_s, num_tokens)
             case Train():
-                return take_step(self.trainer, command)
+                gathered_s, self._gathered_s = self._gathered_s, 0.0
+                ended = take_step(self.trainer, command, gathered_s)
+                exact = self._job.config.generator.numerics == "exact"
+                if not self._told_mismatch and (text := disagreement(ended.metrics, exact=exact)):
+                    self._told_mismatch = True
+                    self._notice(Noticed("mismatch", text))
+                return ended
             case Publish():
                 manifest, size = self._publish(command)
                 publish_s = stopwatch() - began
@@ -122,6 +142,11 @@ class Desk:
             self._writing.exception()
         if self._saved is not None:
             self.trainer.retain(self._saved, self.keep)
+
+    def leave(self) -> None:
+        """Drop the checkpoints beyond those that are kept, and end the other ranks."""
+        self.retain()
+        self.trainer.close()
 
     def _publish(self, command: Publish) -> tuple[str, int]:
         try:
@@ -153,9 +178,11 @@ class Desk:
         if self._writing is not None:
             self._writing.exception()  # wait: it must not appear after its branch is lost
         self._saved = None
+        self._gathered_s = 0.0
         if command.step:
             self._go_on_from(checkpoint_path(checkpoint_dir(self._job.run_dir), command.step))
         else:
+            self.trainer.close()
             self.trainer = build_trainer(self._job)
             self.trainer.discard_after(0)
         self._lineage = command.lineage
@@ -166,26 +193,39 @@ class Desk:
         self.trainer.discard_after(int(checkpoint.name.rpartition("-")[2]))
 
 
-def take_step(trainer: Trainer, command: Train) -> StepEnded:
-    """Take one optimizer step and say what it did, in JSON's words."""
+def take_step(trainer: Trainer, command: Train, gathered_s: float = 0.0) -> StepEnded:
+    """Take one optimizer step and say what it did, in JSON's words; its parts took `gathered_s` before it."""
     began = stopwatch()
-    result = trainer.step(command.rows, command.lr_scale)
+    result = trainer.step(command.rows, command.lr_scale, num_gathered=command.num_gathered)
     return StepEnded(
         command.batch,
         command.step,
-        stopwatch() - began,
+        gathered_s + stopwatch() - began,
         result.num_tokens,
         result.num_trained_tokens,
         finite_only(result.metrics),
+        gathered_s,
     )
 
 
 def build_trainer(job: Job) -> Trainer:
     """Return a trainer at the run's beginning: the model's own weights and a fresh optimizer."""
+    if job.config.trainer.ranks > 1:
+        from headway.runtime.ranked import RankedTrainer
+
+        return RankedTrainer(job, local_trainer)
+    return local_trainer(job)
+
+
+def local_trainer(job: Job, ranks: Ranks | None = None) -> LocalTrainer:
+    """Return the trainer of this process: the whole of it, or one rank's part.
+
+    Raises UserError when the run streams and its algorithm needs whole batches.
+    """
     from headway.trainer.local import LocalTrainer
 
     config = job.config
-    return LocalTrainer(
+    trainer = LocalTrainer(
         job.model_dir,
         dataclasses.replace(config.trainer, threads=job.threads),
         config.algorithm,
@@ -195,4 +235,9 @@ def build_trainer(job: Job) -> Trainer:
         seed=config.run.seed,
         keep_checkpoints=config.checkpoint.keep,
         keep_every_steps=config.checkpoint.keep_every_steps,
+        exact_context_tokens=config.generator.exact_context_tokens,
+        ranks=ranks,
     )
+    if config.queue.stream:
+        trainer.check_gathers()
+    return trainer

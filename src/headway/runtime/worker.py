@@ -44,12 +44,16 @@ class WorkerModule(Protocol):
 def main() -> int:
     """Run one worker; returns its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not tie_to_parent(int(sys.argv[2])):
+        return 1
+    return asyncio.run(_run(socket.socket(fileno=int(sys.argv[1]))))
+
+
+def tie_to_parent(parent: int) -> bool:
+    """Let the kernel end this process with its parent; False when that died before the tie was made."""
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise HeadwayError("the worker could not tie its life to the driver's (prctl PR_SET_PDEATHSIG)")
-    parent = os.getppid()
-    if parent != int(sys.argv[2]):
-        return 1  # the driver died before the tie was made
-    return asyncio.run(_run(socket.socket(fileno=int(sys.argv[1]))))
+    return os.getppid() == parent
 
 
 async def _run(end: socket.socket) -> int:

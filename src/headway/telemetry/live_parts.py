@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headway.core.storage import size
 from headway.telemetry.disk import KINDS
 from headway.telemetry.live_state import WHERE, recent_rates
+from headway.telemetry.mismatch import LARGE
 from headway.telemetry.tails import Tails, ratio
 from headway.telemetry.text import figures, number, percent, seconds
 
@@ -59,6 +60,7 @@ def facts(state: LiveState) -> Iterator[Fact]:
     yield from _sandboxes(state)
     yield from _generators(state)
     yield from _guard(state)
+    yield from _mismatch(state)
     yield from _disk(state)
 
 
@@ -223,6 +225,15 @@ def _guard(state: LiveState) -> Iterator[Fact]:
         )
     elif action != "off":
         yield Fact(25, "guard", [Span(f"{action}", QUIET), Span("no alarm", QUIET)])
+
+
+def _mismatch(state: LiveState) -> Iterator[Fact]:
+    steps = state.recent_steps()
+    if not steps or (mean := steps[-1].metrics.get("mismatch_mean")) is None:
+        return
+    most = steps[-1].metrics.get("mismatch_max")
+    pieces = [Span(f"{figures(mean)} nats", NOTABLE if mean > LARGE else ""), Span(f"max {figures(most)}")]
+    yield Fact(77 if mean > LARGE else 22, "mismatch", pieces)
 
 
 def _disk(state: LiveState) -> Iterator[Fact]:

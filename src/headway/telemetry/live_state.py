@@ -192,6 +192,9 @@ class LiveState:
                 self.workers.discard(event.worker)
                 if event.role == "trainer":
                     self._trainer(t, "")
+            case events.PartEnded():
+                if self.trainer.startswith("beginning"):  # else it has the rest of the batch by now
+                    self._trainer(t, "")
             case events.StepEnded() | events.VersionPublished() | events.RolledBack():
                 self._trainer(t, "")
                 self._rewards = None
@@ -238,6 +241,8 @@ class LiveState:
                 self._move(self.flights[command.rollout], "scoring")
             case commands.GrantSandbox():
                 self.sandboxes.granted(command.sandbox)
+            case commands.TrainPart():
+                self._trainer(t, f"beginning step {command.step}")
             case commands.Train():
                 self._trainer(t, f"training step {command.step}")
             case commands.Publish():

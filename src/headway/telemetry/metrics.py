@@ -60,6 +60,7 @@ class RunMetrics:
         self.concurrency = Level()  # how many rollouts may be in flight, from the first note on
         self.limits_concurrency = False
         self.num_hard_trims = 0
+        self.preemptions: dict[tuple[str, int], int] = {}  # by replica and epoch
         self.guard_alarms: dict[str, int] = {}  # by metric
         self.lr_scale = 1.0  # of the newest Train, times what the guard's rollbacks since then make of it
         self.num_guard_rollbacks = 0
@@ -138,6 +139,8 @@ class RunMetrics:
         match event:
             case events.TurnEnded():
                 self._rollouts.turn_ended(event)
+            case events.ReplicaChanged():
+                self.preemptions[event.replica, event.epoch] = event.num_preemptions
             case events.ToolEnded():
                 self._rollouts.tool_ended(event)
             case events.RolloutParked():
@@ -301,7 +304,7 @@ class RunMetrics:
 
     def _step_ended(self, t: float, event: events.StepEnded) -> None:
         flops = self.facts.train_flops(event.num_tokens, self.steps.sequence_tokens())
-        self.window.step_ended(t, event.compute_s)
+        self.window.step_ended(t, event.compute_s, event.gathered_s)
         self.steps.step_ended(t, event, flops)
         self.depth.step_ended()
 

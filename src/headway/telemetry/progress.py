@@ -127,7 +127,12 @@ class Progress:
             lines += self._note(note, by_guard)
         for command in entry.commands:
             if isinstance(command, commands.RestartWorker):
-                lines.append(f"{command.role} {command.worker} is started anew")
+                named = (
+                    command.worker
+                    if command.worker.startswith(command.role)
+                    else f"{command.role} {command.worker}"
+                )
+                lines.append(f"{named} is started anew")
             elif isinstance(command, commands.Finish):
                 lines.append(self._finish(command, entry.t))
         return [part for line in lines for part in _wrapped(line, self._width())]

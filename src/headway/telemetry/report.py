@@ -17,6 +17,7 @@ from headway.core.storage import size
 from headway.telemetry.disk import KINDS
 from headway.telemetry.driver import OVERHEAD_TARGET
 from headway.telemetry.ledger import FATES, KEPT
+from headway.telemetry.mismatch import LARGE, REMEDY
 from headway.telemetry.pruning import SOURCES
 from headway.telemetry.report_tasks import acceptance_line, oversampling_lines, task_lines
 from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds, sparkline
@@ -160,6 +161,8 @@ def _rates(summary: Summary) -> list[RenderableType]:
         f"Rollouts a second: {number(made, 2)} made ({accepted} accepted), {number(used, 2)} used while it "
         f"computes, {number(summary['rl.consumption.wall_samples_per_s'], 2)} used in all.",
     ]
+    if streamed := summary["rl.trainer.streamed_fraction"]:
+        lines.append(f"Of its computing {percent(streamed)} was done before a batch was complete.")
     every, signal = summary["rl.queue.depth.all"], summary["rl.queue.depth.signal"]
     lines.append(
         f"Groups on their way: {number(every['mean'], 1)} (at most {number(every['max'], 0)}); waiting with "
@@ -188,6 +191,8 @@ def _trainer(summary: Summary) -> list[RenderableType]:
             f"{figures(mean['mean'])} nats on average, at most {figures(most['max'])}"
         )
         parts.append(Text(text))
+        if mean["max"] > LARGE:
+            parts.append(Text(f"that is much, up to {figures(mean['max'])} in a step's mean: {REMEDY}"))
     skipped = summary.get("rl.loss.nonfinite")
     if skipped is not None and skipped["mean"]:
         parts.append(Text(f"{percent(skipped['mean'], 1)} of the steps were skipped: not finite"))
@@ -215,6 +220,13 @@ def _latency(summary: Summary) -> list[RenderableType]:
             Text(
                 f"slowest rollout of a group over the group's mean: {number(straggler['mean'], 2)} on "
                 f"average, p90 {number(straggler['p90'], 2)}, at most {number(straggler['max'], 2)}"
+            )
+        )
+    if summary["rl.generator.preemptions"]:
+        parts.append(
+            Text(
+                f"running requests gave way {summary['rl.generator.preemptions']:,} times and were computed "
+                "anew: raise generator.kv_cache_mb, or lower generator.max_running"
             )
         )
     errors = summary["rl.sandbox.error_fraction"]

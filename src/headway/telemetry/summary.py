@@ -86,6 +86,7 @@ def _rates(metrics: RunMetrics) -> dict[str, Any]:
         "rl.trainer.compute_fraction": shares["compute"],
         "rl.trainer.publish_fraction": shares["publish"],
         "rl.trainer.checkpoint_fraction": shares["checkpoint"],
+        "rl.trainer.streamed_fraction": ratio(window.gathered_s, window.compute_s),
         "rl.trainer.flops_per_s": rate,
         "rl.trainer.mfu": None if rate is None or peak is None else rate / peak,
         "rl.trainer.mfu_convention": f"{MFU_CONVENTION}; over the trainer's computing time",
@@ -94,6 +95,7 @@ def _rates(metrics: RunMetrics) -> dict[str, Any]:
         "rl.queue.depth.signal": metrics.depth.signal.summary(),
         "rl.queue.refills": metrics.num_refills,
         "rl.concurrency.limit": metrics.concurrency.summary(),
+        "rl.generator.preemptions": sum(metrics.preemptions.values()),
         "rl.concurrency.hard_trims": metrics.num_hard_trims,
         "rl.guard.alarms": dict(sorted(metrics.guard_alarms.items())),
     }

@@ -21,6 +21,7 @@ class TrainingWindow:
 
     def __init__(self) -> None:
         self.compute_s = 0.0
+        self.gathered_s = 0.0  # of compute_s, what was done before a batch was complete
         self.publish_s = 0.0
         self.checkpoint_s = 0.0
         self._closed_s = 0.0  # of earlier lives
@@ -49,10 +50,11 @@ class TrainingWindow:
         """A train rollout was scored."""
         self._finished.append(t)
 
-    def step_ended(self, t: float, compute_s: float) -> None:
-        """The trainer applied a step."""
+    def step_ended(self, t: float, compute_s: float, gathered_s: float) -> None:
+        """The trainer applied a step; its parts are in `compute_s`, and alone in `gathered_s`."""
         self._last_step = t
         self.compute_s += compute_s
+        self.gathered_s += gathered_s
 
     def published(self, publish_s: float) -> None:
         """The trainer published weights."""

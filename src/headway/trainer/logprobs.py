@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from headway.trainer.support import KeptIds
 
-CHUNK_TOKENS = 256
+CHUNK_TOKENS = 128
 
 
 def token_logprobs(
@@ -49,14 +49,19 @@ def token_logprobs(
     return _TokenLogprobs.apply(hidden, output_weight, targets, temperatures, kept, keep_direction)  # pyright: ignore
 
 
-def _log_softmax(hidden: Tensor, support: Support, temperatures: Tensor) -> Tensor:
-    logits = hidden @ support.weight.T
+def log_softmax(
+    hidden: Tensor, weight: Tensor, temperatures: Tensor, outside: Tensor | None = None
+) -> Tensor:
+    """Return the whole log-distribution that each hidden state predicts, [t, v]; t is one chunk's.
+
+    Where `outside` says so, [t, v], a token has no probability.
+    """
+    logits = hidden @ weight.T
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logits /= temperatures.to(logits.dtype)[:, None]
-    if support.outside is not None:
-        logits.masked_fill_(support.outside, -torch.inf)
-    logits -= torch.logsumexp(logits, dim=-1, keepdim=True)
-    return logits
+    if outside is not None:
+        logits.masked_fill_(outside, -torch.inf)
+    return torch.log_softmax(logits, -1, out=logits)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -77,7 +82,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(targets), CHUNK_TOKENS):
             part = slice(start, start + CHUNK_TOKENS)
             support = Support.of(weight, targets[part], kept, part)
-            log_all = _log_softmax(hidden[part], support, temperatures[part])
+            log_all = log_softmax(hidden[part], support.weight, temperatures[part], support.outside)
             logp[part] = log_all.gather(1, support.targets[:, None]).squeeze(1)
             probs = log_all.exp()
             if support.outside is not None:
@@ -110,7 +115,9 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(targets), CHUNK_TOKENS):
             part = slice(start, start + CHUNK_TOKENS)
             support = Support.of(weight, targets[part], ctx.kept, part)
-            logits_grad = _log_softmax(hidden[part], support, temperatures[part]).exp_().neg_()
+            logits_grad = (
+                log_softmax(hidden[part], support.weight, temperatures[part], support.outside).exp_().neg_()
+            )
             scale = (grad[part] / temperatures[part].to(grad.dtype))[:, None]
             logits_grad.scatter_add_(1, support.targets[:, None], torch.ones_like(scale))
             logits_grad = (logits_grad * scale).to(weight.dtype)

@@ -16,7 +16,7 @@ from headway.algorithms.corrections import load_correction
 from headway.algorithms.losses import load_loss
 from headway.algorithms.losses.apply import LossInputs, apply_loss
 from headway.trainer.batch_wide import BatchWide, batch_advantages, kept_tokens
-from headway.trainer.packing import num_positions, pack
+from headway.trainer.packing import num_positions
 from headway.trainer.sequences import build_sequences, count
 from headway.trainer.sums import BatchSums
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from headway.algorithms.settings import AlgorithmSettings
     from headway.trainer.packing import PackedRow
     from headway.trainer.policy import TrainedPolicy
+    from headway.trainer.ranks import Ranks
     from headway.trainer.sequences import FetchedRow, TrainSequence
-    from headway.trainer.settings import TrainerSettings
 
 
 class Version(NamedTuple):
@@ -44,25 +44,32 @@ class Passes:
 
     Args:
         policy: whose log-probs and gradients are computed.
-        settings: of the trainer.
         algorithm: batch-wide half of the advantage, loss, correction, KL penalty and normaliser.
         before_each: called in the computing thread before each micro-batch.
+        ranks: of the processes that share the work, None for this one alone.
     """
 
     def __init__(
         self,
         policy: TrainedPolicy,
-        settings: TrainerSettings,
         algorithm: AlgorithmSettings,
         before_each: Callable[[], None],
+        ranks: Ranks | None,
     ) -> None:
         self._policy = policy
-        self._settings = settings
         self._algorithm = algorithm
         self._advantage = load_advantage(algorithm)
         self._loss = load_loss(algorithm)
         self._correction = load_correction(algorithm)
         self._before_each = before_each
+        self._ranks = ranks
+
+    @property
+    def needs_whole_batch(self) -> str | None:
+        """Return the setting whose batch half needs the whole batch before any gradient, None without one."""
+        if self._advantage.batch is not None:
+            return f"algorithm.advantage = {self._algorithm.advantage}"
+        return None if self._loss.batch is None else f"algorithm.loss = {self._algorithm.loss}"
 
     def batch_wide(self, fetched: Sequence[FetchedRow], version: Version) -> BatchWide:
         """Return what only a whole batch tells; `fetched` is the whole of it."""
@@ -73,20 +80,34 @@ class Passes:
             wide = replace(wide, advantages=found)
         if self._loss.batch is not None:
             sequences = self._sequences(fetched, wide, version)
-            logps, anchored = self._logprobs(sequences), self._correction is None
+            logps = [logp for row in self.logprobs(fetched, version) for logp in row]
+            anchored = self._correction is None
             kept = kept_tokens(self._loss.batch, fetched, sequences, logps, anchored, self._algorithm)
             wide = replace(wide, keep=kept)
         return wide
 
-    def logprobs(self, fetched: Sequence[FetchedRow], version: Version) -> list[Tensor]:
-        """Return log-probs of the trained tokens of each sample in order, without a gradient, nats, [k]."""
-        return self._logprobs(self._sequences(fetched, BatchWide(count(fetched)), version))
+    def logprobs(self, fetched: Sequence[FetchedRow], version: Version) -> list[list[Tensor]]:
+        """Return log-probs of the trained tokens, for each row and sample, without a gradient, nats, [k]."""
+        mine = self._share(fetched)
+        sequences = self._sequences(mine, BatchWide(count(mine)), version) if mine else []
+        flat = iter(self._logprobs(sequences))
+        found = [[next(flat) for _ in item.samples] for item in mine]
+        return found if self._ranks is None else self._ranks.gathered(fetched, found)
 
     def forward_backward(self, fetched: Sequence[FetchedRow], wide: BatchWide, version: Version) -> BatchSums:
-        """Add the gradient of a part of a batch to the parameters' own."""
+        """Add the gradient of this process's share of a part of a batch; return the sums of all shares."""
+        sums = self._forward_backward(self._share(fetched), wide, version)
+        return sums if self._ranks is None else self._ranks.merged(sums)
+
+    def _share(self, fetched: Sequence[FetchedRow]) -> Sequence[FetchedRow]:
+        return fetched if self._ranks is None else self._ranks.share(fetched)
+
+    def _forward_backward(
+        self, fetched: Sequence[FetchedRow], wide: BatchWide, version: Version
+    ) -> BatchSums:
         sequences = self._sequences(fetched, wide, version)
         sums = BatchSums(num_unshared_tokens=sum(map(num_positions, sequences)))
-        for row in pack(sequences, self._settings.micro_batch_tokens):
+        for row in self._policy.rows(sequences):
             self._before_each()
             reference = self._reference_logprobs(row)
             logp, entropy = self._policy.logprobs(row)
@@ -120,7 +141,7 @@ class Passes:
     def _logprobs(self, sequences: Sequence[TrainSequence]) -> list[Tensor]:
         found: dict[int, Tensor] = {}
         with torch.no_grad():
-            for row in pack(sequences, self._settings.micro_batch_tokens):
+            for row in self._policy.rows(sequences):
                 self._before_each()
                 logp, _ = self._policy.logprobs(row)
                 found |= dict(zip(row.members, logp.split(row.lengths), strict=True))

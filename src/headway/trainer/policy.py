@@ -18,17 +18,21 @@ from safetensors.torch import load_file, save_file
 from headway.core.errors import HeadwayError, UserError
 from headway.models.experts import unfused
 from headway.models.shape import model_shape
+from headway.trainer import attention
+from headway.trainer.fused import fuse
 from headway.trainer.logprobs import token_logprobs
+from headway.trainer.packing import pack
 from headway.trainer.routing import RoutingReplay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
     from torch import Tensor
     from transformers import PreTrainedModel
 
     from headway.trainer.packing import PackedRow
+    from headway.trainer.sequences import TrainSequence
     from headway.trainer.settings import TrainerSettings
 
 _ADAPTER = "adapter"
@@ -50,10 +54,12 @@ class TrainedPolicy:
             RoutingReplay(model, self.experts) if self.experts and settings.replay_routing else None
         )
         model.config.use_cache = False
+        model.set_attn_implementation(attention.register())
         for module in model.modules():
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.0  # pyright: ignore
         self._peft: Any = None if settings.full else _with_lora(model, settings, seed)
+        fuse(model)
         if settings.full:
             model.requires_grad_(True)
         if settings.gradient_checkpointing:
@@ -80,18 +86,23 @@ class TrainedPolicy:
         """Return the parameters that the optimizer moves, by name; tied ones once."""
         return {name: p for name, p in self._base.named_parameters() if p.requires_grad}
 
+    def rows(self, sequences: Sequence[TrainSequence]) -> list[PackedRow]:
+        """Return the forward passes that these sequences take."""
+        return pack(sequences, self._settings.micro_batch_tokens)
+
     def logprobs(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         """Return log-probs (differentiable) and entropies of a row's t trained tokens, nats, both [t]."""
         if self._replay is not None:
             self._replay.routes = row.routes
         output = self._base.model(
             input_ids=row.token_ids[None],
-            attention_mask=row.attention_mask(self.dtype),
             position_ids=row.position_ids[None],
+            blocks=row.blocks,
         )
         hidden = output.last_hidden_state[0].index_select(0, row.predict_at)
         head = self._base.get_output_embeddings().weight
-        return token_logprobs(hidden, head, row.targets, row.temperatures, row.kept)
+        logp, entropy = token_logprobs(hidden, head, row.targets, row.temperatures, row.kept)
+        return logp[row.copies], entropy[row.copies]
 
     @contextlib.contextmanager
     def as_reference(self) -> Generator[None]:

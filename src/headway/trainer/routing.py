@@ -74,11 +74,3 @@ def route_rows(stream: Stream) -> Tensor:
     """Return a stream's values, int64 [tokens, expert layers, experts per token]."""
     values = torch.frombuffer(bytearray(stream.data), dtype=torch.int16)
     return values.view(stream.shape).long()
-
-
-def common_routes(a: Stream | None, b: Stream | None, num_tokens: int) -> int:
-    """Return how many of the first tokens went to the same experts; none where one has a record alone."""
-    if a is None or b is None:
-        return num_tokens if a is b else 0
-    same = (route_rows(a)[:num_tokens] == route_rows(b)[:num_tokens]).flatten(1).all(1)
-    return int(same.long().cumprod(0).sum())

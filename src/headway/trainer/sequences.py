@@ -62,11 +62,12 @@ class TrainSequence:
     kept: Kept | None = None  # ids that each trained token was drawn from, where truncated, [k]
 
 
-def fetch_rows(rows: Sequence[Row], payload_dir: Path, vocab: int) -> list[FetchedRow]:
+def fetch_rows(rows: Sequence[Row], payload_dir: Path, vocab: int, *, whole: bool = True) -> list[FetchedRow]:
     """Read the payloads of rows and check them.
 
     Raises HeadwayError, naming the rollout, for a row that cannot be trained, and for no trained tokens at
-    all. A row whose tokens are all masked is allowed beside others.
+    all, which a part of a batch (`whole` false) may lack. A row whose tokens are all masked is allowed beside
+    others.
     """
     fetched = [FetchedRow(row, read_payload(payload_dir, row.payload).samples) for row in rows]
     for row, samples in fetched:
@@ -87,7 +88,7 @@ def fetch_rows(rows: Sequence[Row], payload_dir: Path, vocab: int) -> list[Fetch
         )
         for row, samples in fetched
     ]
-    if not any(item.num_trained_tokens for item in fetched):
+    if whole and not any(item.num_trained_tokens for item in fetched):
         names = [row.rollout for row in rows]
         raise HeadwayError("a batch must have at least one trained token", value=names)
     return fetched
@@ -115,14 +116,14 @@ def without_versions(sample: TrainingSample, masked: Sequence[tuple[int, int]]) 
     return replace(sample, trainable=trainable, spans=spans, turns=turns, streams=streams)
 
 
-def count(fetched: Sequence[FetchedRow]) -> Denominators:
-    """Return the denominators of a whole optimizer batch; never call it with a part of one."""
+def count(fetched: Sequence[FetchedRow], *, of_part: bool = False) -> Denominators:
+    """Return the denominators of a whole optimizer batch; of a part of one only with `of_part`."""
     prompts: Counter[str] = Counter()
     for item in fetched:
         if tokens := item.num_trained_tokens:
             prompts[item.row.group] += tokens
     num_sequences = sum(item.num_trained_tokens > 0 for item in fetched)
-    return Denominators(prompts.total(), num_sequences, len(prompts), dict(prompts))
+    return Denominators(prompts.total(), num_sequences, len(prompts), dict(prompts), of_part)
 
 
 def build_sequences(

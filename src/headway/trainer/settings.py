@@ -15,6 +15,13 @@ class TrainerSettings:
     """How the trainer turns a batch into a step."""
 
     threads: int = setting(0, "CPU threads of the trainer; 0 lets the runtime divide the cores.", ge=0)
+    ranks: int = setting(
+        1,
+        "Processes of the trainer on this machine that share each batch; its threads are divided among them. "
+        "Each holds the whole model and optimizer. The gradient is the same to rounding.",
+        ge=1,
+        le=64,
+    )
     learning_rate: float = setting(
         5e-4, "Peak learning rate of AdamW; 5e-4 suits LoRA, 1e-5 full fine-tuning of small models.", gt=0
     )
@@ -43,9 +50,9 @@ class TrainerSettings:
         "experts' numbers: 2 bytes for each token, layer with experts, and expert.",
     )
     micro_batch_tokens: int = setting(
-        512,
-        "Most tokens in one packed forward pass; a longer sequence has a pass of its own. Attention's time "
-        "and memory grow with the square.",
+        1024,
+        "Most positions in one packed forward pass; a longer sequence has a pass of its own. Memory grows "
+        "with it; a group that fits one pass shares all that it can.",
         ge=1,
     )
     gradient_checkpointing: bool = setting(

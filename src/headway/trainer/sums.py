@@ -50,6 +50,21 @@ class BatchSums:
             self.num_fresh_tokens += len(gap)
         self.logprobs |= dict(zip(row.members, logp.split(row.lengths), strict=True))
 
+    def merge(self, other: BatchSums) -> None:
+        """Add the sums of another part of the batch; log-probs stay with the part that they are of."""
+        self.loss += other.loss
+        self.num_tokens += other.num_tokens
+        self.num_unshared_tokens += other.num_unshared_tokens
+        self.num_trained_tokens += other.num_trained_tokens
+        self.num_micro_batches += other.num_micro_batches
+        for name, value in other.terms.items():
+            self.terms[name] += value  # Counter.update would do the same, and is not typed for floats
+        self.ratio_max = max(self.ratio_max, other.ratio_max)
+        self.entropy += other.entropy
+        self.mismatch += other.mismatch
+        self.mismatch_max = max(self.mismatch_max, other.mismatch_max)
+        self.num_fresh_tokens += other.num_fresh_tokens
+
     def metrics(self) -> dict[str, float]:
         """Return means over trained tokens, under names that do not change: others watch them.
 

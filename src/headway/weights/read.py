@@ -19,6 +19,33 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def read_published(path: Path, *, check_hashes: bool = False) -> tuple[Manifest, dict[str, Tensor]]:
+    """Return a version's facts and its tensors as they were published: LoRA factors, or full weights.
+
+    Raises HeadwayError for a version that is gone or torn.
+    """
+    with contextlib.ExitStack() as stack:
+        facts, file = _held(stack, path, check_hashes=check_hashes)
+        try:
+            return facts, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise HeadwayError(f"published weights {path} are damaged: {error}") from error
+
+
+def _held(stack: contextlib.ExitStack, path: Path, *, check_hashes: bool) -> tuple[Manifest, safe_open]:
+    """Open a version, which cannot be pruned until the stack is closed."""
+    try:
+        held = stack.enter_context(path.open("rb"))
+    except OSError as error:
+        raise HeadwayError(f"published weights {path} must be there; {error}") from error
+    fcntl.flock(held, fcntl.LOCK_SH)
+    facts = read_manifest(path, hashes=check_hashes)
+    try:
+        return facts, stack.enter_context(safe_open(path.parent / facts.files[0].name, framework="pt"))
+    except SafetensorError as error:
+        raise HeadwayError(f"published weights {path} are damaged: {error}") from error
+
+
 class WeightReader:
     """Turns manifests into full updated tensors.
 
@@ -42,14 +69,8 @@ class WeightReader:
         """
         path = Path(manifest)
         with contextlib.ExitStack() as stack:
+            facts, file = _held(stack, path, check_hashes=self._check_hashes)
             try:
-                held = stack.enter_context(path.open("rb"))
-            except OSError as error:
-                raise HeadwayError(f"published weights {path} must be there; {error}") from error
-            fcntl.flock(held, fcntl.LOCK_SH)
-            facts = read_manifest(path, hashes=self._check_hashes)
-            try:
-                file = stack.enter_context(safe_open(path.parent / facts.files[0].name, framework="pt"))
                 yield from (
                     self._full(file, path) if facts.kind == "full" else self._adapted(file, facts, path)
                 )

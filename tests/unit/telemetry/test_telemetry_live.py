@@ -207,6 +207,14 @@ def test_what_the_run_takes_on_disk_and_what_is_free(kit):
     ]
 
 
+def test_the_mismatch_of_the_last_step_where_it_had_fresh_tokens(kit):
+    s = kit.Script()
+    s.step(1.0, 1, 0.5, mismatch_mean=4.5e-7, mismatch_max=3e-6)
+    assert said(s, "mismatch") == ["4.5e-07 nats", "max 3e-06"]
+    s.step(2.0, 2, 0.5)
+    assert "mismatch" not in {fact.label for fact in facts(seen(s))}
+
+
 @pytest.mark.parametrize("width", [20, 33, 40, 79, 80, 99, 100, 101, 120, 160, 400])
 @pytest.mark.parametrize("height", [1, 5, 9, 14, None])
 def test_no_line_is_longer_than_the_terminal_and_there_are_no_more_than_its_lines(kit, width, height):

@@ -137,6 +137,15 @@ def test_the_text_report_shows_the_trainers_numbers_and_the_environments_own(kit
     assert "50.0% of the steps were skipped: not finite" in text
 
 
+@pytest.mark.parametrize(("second", "told"), [(0.01, False), (0.02, True)])
+def test_a_step_with_a_large_mismatch_is_told_with_what_helps(kit, second, told):
+    script = kit.Script()
+    script.step(2.0, 1, 0.5, mismatch_mean=1e-6, mismatch_max=1e-5)
+    script.step(3.0, 2, 0.5, mismatch_mean=second, mismatch_max=0.5)
+    text = " ".join(report_text(script.metrics().summary(), script.metrics().series()).split())
+    assert ("that is much, up to 0.02 in a step's mean: generator.kv_on_update" in text) == told
+
+
 @pytest.mark.parametrize("num_records", [0, 1, 2, 5, 8, 15, 24, 40])
 def test_unfinished_runs_can_be_reported_at_any_moment(kit, num_records):
     script = kit.whole_run()

@@ -180,7 +180,7 @@ def test_the_optimizers_settings_are_those_of_the_resumed_run_not_of_the_checkpo
     path = trainer.save(1)
     resumed = bench.trainer(weight_decay=0.5, beta1=0.8, learning_rate=0.25)
     resumed.load(path)
-    (group,) = resumed._optimizer.param_groups
+    (group,) = resumed._update._optimizer.param_groups
     assert (group["weight_decay"], group["betas"]) == (0.5, (0.8, 0.999))
     assert resumed.step(rows).metrics["learning_rate"] == 0.25
 

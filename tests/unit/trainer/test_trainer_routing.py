@@ -84,17 +84,19 @@ def test_only_a_prompt_that_went_the_same_way_is_shared(bench):
     other = same.copy()
     other[2, 1] = (other[2, 1] + 1) % EXPERTS
     pair = [routed(prompt, [1, 2, 3], same), routed(prompt, [4, 5, 6], same)]
+    # The prompt and both answers of the pair, and of the third what it does not share.
     for third, num_shared in ((same, 4), (other, 2)):
-        row = packed_row(bench, [*pair, routed(prompt, [7, 8, 9], third)])
-        assert (row.branches == -1).sum() == num_shared
-        parts = [same[:num_shared], same[num_shared:6], same[num_shared:6], third[num_shared:6]]
-        assert row.routes.tolist() == numpy.concatenate(parts).tolist()
+        row = packed_row(bench, [*pair, routed(prompt, [17, 8, 9], third)])
+        assert len(row.token_ids) == 4 + 3 * 2 + (4 - num_shared)
+        at = row.token_ids.tolist().index(17)
+        branch = row.attention_mask(torch.float32)[0, 0, at + 1] == 0
+        assert row.routes[branch].tolist() == third[:6].tolist()
 
 
 def test_a_prompt_is_not_shared_with_a_rollout_that_has_no_record(bench):
     prompt, values = [5, 6, 7, 8], experts(7)
     row = packed_row(bench, [routed(prompt, [1, 2, 3], values), rollout_sample(prompt, [7, 8, 9])])
-    assert (row.branches == -1).sum() == 0
+    assert len(row.token_ids) == 6 + 6
     assert row.routes.tolist() == [*values[:6].tolist(), *numpy.full((6, LAYERS, PER_TOKEN), -1).tolist()]
     assert packed_row(bench, [rollout_sample(prompt, [7, 8, 9])] * 2).routes is None
 

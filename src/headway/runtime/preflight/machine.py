@@ -61,11 +61,13 @@ def memory(subject: Subject) -> Iterator[Finding]:
     estimate = estimate_for(subject)
     total, free = memory_bytes()
     sums = estimate.processes
-    generators = sum(size for name, size in sums.items() if name.startswith("generator"))
-    others = estimate.num_bytes - sums["trainer"] - generators
+    generators, trainers = (
+        sum(size for name, size in sums.items() if name.startswith(role)) for role in ("generator", "trainer")
+    )
+    others = estimate.num_bytes - trainers - generators
     text = (
-        f"about {_gib(estimate.num_bytes)} at most (trainer {_gib(sums['trainer'])}, generators "
-        f"{_gib(generators)}, the rest {_gib(others)})"
+        f"about {_gib(estimate.num_bytes)} with every part that has a limit at its limit (trainer "
+        f"{_gib(trainers)}, generators {_gib(generators)}, the rest {_gib(others)})"
     )
     remedy = (
         "Lower trainer.micro_batch_tokens, generator.max_running, generator.max_context_tokens or "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.errors import UserError
+from headway.generator.memory import room_for
 from headway.models.shape import read_shape
 from headway.models.tensors import weight_files
 from headway.runtime.model import model_directory
@@ -13,6 +14,8 @@ from headway.runtime.preflight.findings import Finding, failed, ok
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from headway.generator.settings import GeneratorSettings
+    from headway.models.shape import ModelShape
     from headway.runtime.preflight.subject import Subject
 
 
@@ -30,11 +33,24 @@ def model_files(subject: Subject) -> Iterator[Finding]:
                 key="generator.max_context_tokens",
             )
         )
+    if config.generator.numerics == "fast":
+        _check_kv_cap(shape, config.generator)
     yield from _lora_targets(subject)
     num_bytes = sum(file.stat().st_size for file in weight_files(path))
     yield ok(
         f"{path.name}: {shape.num_params:,} parameters in {len(shape.tensor_shapes())} tensors, "
         f"{num_bytes / 1e6:,.0f} MB, all there"
+    )
+
+
+def _check_kv_cap(shape: ModelShape, settings: GeneratorSettings) -> None:
+    """Raise UserError when generator.kv_cache_mb is too small for one request."""
+    room_for(
+        kv_bytes_per_token=shape.facts().kv_bytes_per_token(),
+        head_dim=shape.head_dim,
+        max_context_tokens=settings.max_context_tokens,
+        max_running=settings.max_running,
+        kv_cache_mb=settings.kv_cache_mb,
     )
 
 
