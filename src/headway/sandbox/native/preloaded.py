@@ -116,8 +116,8 @@ def _leave(code: int, before: frozenset[str]) -> NoReturn:
     flushed. Tearing down all that was preloaded would copy every page of it, for nothing.
     """
     try:
-        threading._shutdown()
-        atexit._run_exitfuncs()
+        threading._shutdown()  # pyright: ignore - an interpreter waits so
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         made = [module for name, module in list(sys.modules.items()) if name not in before]
         for module in (sys.modules["__main__"], *made):
             getattr(module, "__dict__", {}).clear()
