@@ -36,7 +36,7 @@ from headway.renderers.chat import Renderer
 from headway.runtime.engine_client import RemoteEngine
 from headway.runtime.job import Job, payload_dir
 from headway.runtime.tasks import make, offer
-from headway.sandbox.bubblewrap import BubblewrapProvider
+from headway.sandbox.providers import make_provider
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,7 @@ async def serve(job: Job, link: Link) -> None:
     check_levels(environments, config)
     for environment in environments.values():
         check_prompts(environment, renderer, config)
-    provider = BubblewrapProvider(config.sandbox)
+    provider = make_provider(config.sandbox)
     if any(environment.needs_sandbox for environment in environments.values()):
         await provider.preflight()
     can = expected_capabilities(config)

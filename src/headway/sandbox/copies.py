@@ -16,14 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.core.errors import SandboxError
-from headway.sandbox.files import remove_tree
+from headway.sandbox.files import open_root, remove_tree
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_MODE = 0o1777
 _PIECE_BYTES = 1 << 20
 
 
-def copy_tree(source: Path, target: Path) -> None:
+def copy_into(source: Path | int, target: Path | int) -> None:
+    """Copy what is in folder `source` into the empty folder `target`; either may be an open descriptor.
+
+    Raises SandboxError when the source cannot be read or the target not be written.
+    """
+    try:
+        _copy_folder(source, target)
+    except OSError as error:
+        raise SandboxError(f"a work folder cannot be copied: {error}", value=str(source)) from error
+
+
+def copy_tree(source: Path | int, target: Path) -> None:
     """Copy folder `source` to `target`, which must not exist; it appears there complete.
 
     Raises SandboxError when the source cannot be read or the target not be written; no target is left then.
@@ -52,11 +63,11 @@ class _Level:
     left: list[tuple[str, os.stat_result]]  # folders still to do in its parent
 
 
-def _copy_folder(source: Path, target: Path) -> None:
+def _copy_folder(source: Path | int, target: Path | int) -> None:
     there = here = -1
     try:
-        here = os.open(source, _FOLDER)
-        there = os.open(target, _FOLDER)
+        here = open_root(source)
+        there = open_root(target)
         root = os.fstat(here)
         path: list[_Level] = []
         left = _copy_entries(here, there)

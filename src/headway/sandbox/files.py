@@ -19,7 +19,12 @@ from headway.sandbox.layout import WORK
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def write_file(root: Path, path: str, data: bytes, owner: int | None) -> None:
+def open_root(root: Path | int) -> int:
+    """Open a work folder that is named by its path, or by a descriptor that stays the caller's."""
+    return os.open(".", _FOLDER, dir_fd=root) if isinstance(root, int) else os.open(root, _FOLDER)
+
+
+def write_file(root: Path | int, path: str, data: bytes, owner: int | None) -> None:
     """Write a regular file below `root`, making folders; `owner` is a uid, None for the caller's."""
     with _parent(root, path, owner) as (folder, name):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -31,7 +36,7 @@ def write_file(root: Path, path: str, data: bytes, owner: int | None) -> None:
                 view = view[os.write(fd, view) :]
 
 
-def read_file(root: Path, path: str, max_bytes: int) -> bytes:
+def read_file(root: Path | int, path: str, max_bytes: int) -> bytes:
     """Return at most the first `max_bytes` bytes of a regular file below `root`."""
     with _parent(root, path, None, make=False) as (folder, name):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -48,12 +53,14 @@ def _parts(path: str) -> list[str]:
 
 
 @contextmanager
-def _parent(root: Path, path: str, owner: int | None, *, make: bool = True) -> Generator[tuple[int, str]]:
+def _parent(
+    root: Path | int, path: str, owner: int | None, *, make: bool = True
+) -> Generator[tuple[int, str]]:
     """Open the folder that holds `path`, component by component."""
     *folders, name = _parts(path)
     with ExitStack() as stack:
         try:
-            at = os.open(root, _FOLDER)
+            at = open_root(root)
         except OSError as error:
             raise _refused(path, error) from None
         stack.callback(os.close, at)

@@ -184,6 +184,21 @@ class Layout:
         ]
 
 
+def bound_paths() -> tuple[list[str], list[tuple[str, str]]]:
+    """Return what of the host a sandbox sees: folders and files, and links as (path, target).
+
+    The last folder is the interpreter's own prefix, where that is no part of /usr.
+    """
+    binds, links = ["/usr"], list[tuple[str, str]]()
+    for folder in _SYSTEM_FOLDERS:
+        if os.path.islink(folder):
+            links.append((folder, os.readlink(folder)))
+        elif os.path.isdir(folder):
+            binds.append(folder)
+    binds += [path for path in (*_SYSTEM_FILES, sys.base_prefix) if _needs_bind(path)]
+    return binds, links
+
+
 def _needs_bind(path: str) -> bool:
     """Whether a path exists and is not part of /usr, which every sandbox has."""
     return os.path.exists(path) and path != "/usr" and not path.startswith("/usr/")

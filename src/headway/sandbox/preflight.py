@@ -62,3 +62,24 @@ def guarantees(*, pids: bool) -> list[Guarantee]:
             "pids", "absent", "Install util-linux (unshare, setpriv, mount), or run as an ordinary user"
         ),
     ]
+
+
+def local_guarantees(*, pids: bool) -> list[Guarantee]:
+    """Return what the local provider's helper gives; `pids` says whether the process limit holds."""
+    enforced = (
+        "network", "host_files", "environment", "wall", "output", "nested_namespaces", "file_size", "disk",
+        "files", "syscalls", "snapshot",
+    )  # fmt: skip
+    return [
+        *(Guarantee(name, "enforced") for name in enforced),
+        Guarantee(
+            "memory",
+            "best-effort",
+            "the limit holds for each process, and for all together ten times a second; "
+            "a hard one for all needs a cgroup, which this provider does not use",
+        ),
+        Guarantee("cpu", "best-effort", "the limit holds for each process; the wall limit bounds the sum"),
+        Guarantee("pids", "enforced")
+        if pids
+        else Guarantee("pids", "absent", "Run as an ordinary user, or as root with CAP_SYS_ADMIN"),
+    ]

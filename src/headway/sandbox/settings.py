@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from headway.core.settings import setting
 
@@ -11,6 +12,15 @@ from headway.core.settings import setting
 class SandboxSettings:
     """Limits of one sandbox, and how many may live at once."""
 
+    provider: Literal["bubblewrap", "local"] = setting(
+        "bubblewrap",
+        "What makes sandboxes: bubblewrap, a process tree a command; or local, Headway's own helper in C, "
+        "faster and with more limits (docs/sandboxes.md).",
+    )
+    preload_python: bool = setting(
+        True,
+        "Whether Python snippets are forked from an interpreter that has started; of provider local.",
+    )
     wall_s: float = setting(
         5.0, "Wall-clock seconds that one command may run; its start does not count.", gt=0
     )

@@ -11,8 +11,8 @@ from headway.matching.memory import rollouts_in_flight
 from headway.queue.settings import verify_places
 from headway.runtime.preflight.findings import Finding, failed, ok, warning
 from headway.runtime.preflight.machine import uses_sandbox
-from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.sandbox.preflight import read_sysctl
+from headway.sandbox.providers import make_provider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,7 @@ def sandbox(subject: Subject) -> Iterator[Finding]:
         yield ok(_UNUSED)
         return
     try:
-        guarantees = asyncio.run(BubblewrapProvider(subject.config.sandbox).preflight())
+        guarantees = asyncio.run(make_provider(subject.config.sandbox).preflight())
     except SandboxError as error:
         yield from failed(
             SandboxUnavailableError(

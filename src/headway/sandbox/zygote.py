@@ -1,0 +1,355 @@
+"""The controller's end of the helper: one zygote that makes sandboxes, and the first process of each.
+
+Consumes messages of the zygote and of every sandbox as the event loop finds their sockets readable. Waits for
+the zygote's READY (until `start_timeout_s`), for a sandbox's (likewise), and for a command's start and end
+(whoever runs it sets the limits). A socket's end unblocks every wait on it with an error. The zygote and all
+sandboxes end when this process does, because their sockets do.
+
+The messages are described in native/cell.c.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import weakref
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from headway.core.errors import SandboxError
+from headway.sandbox.layout import SANDBOX_ENV, SHIM, bound_paths
+from headway.sandbox.native.build import helper
+
+if TYPE_CHECKING:
+    from headway.sandbox.settings import SandboxSettings
+
+MODEL_UID = 65534  # outside, of what a model starts, where root makes the sandboxes
+_INIT_UID = 65533  # outside, of each sandbox's first process; likewise
+_GONE_S = 5.0  # for a killed sandbox to be gone
+_MAX_REQUEST_BYTES = 190_000
+_PRELOADED = Path(__file__).with_name("native") / "preloaded.py"
+_T = TypeVar("_T")
+_ENDING = struct.Struct("=cB2xiQQII")
+
+
+def interpreter() -> str:
+    """Return the path of the interpreter that every sandbox has as `python3`."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a command's first process ended, and what all of its processes used."""
+
+    status: int  # as of wait(2)
+    oom: bool  # killed because the sandbox held too much memory
+    cpu_s: float
+    max_rss_bytes: int  # of the largest process
+    num_reaped: int
+
+
+class Zygote:
+    """A running helper."""
+
+    def __init__(self, settings: SandboxSettings, program: Path) -> None:
+        self._settings = settings
+        self.loop = asyncio.get_running_loop()
+        self._waiting: dict[int, asyncio.Future[tuple[int, int]]] = {}
+        self._number = 0
+        self._ready: asyncio.Future[str] = self.loop.create_future()
+        self.single_uid = True
+        self.ended = False
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self._socket = ours
+        with theirs:
+            process = _launch(theirs.fileno(), program, preload=settings.preload_python)
+        self._finalizer = weakref.finalize(self, _end, ours, process)
+        self.loop.add_reader(ours, self._read)
+
+    @classmethod
+    async def start(cls, settings: SandboxSettings) -> Zygote:
+        """Build the helper if need be, start it, and wait until it is ready.
+
+        Raises SandboxUnavailableError without a compiler, SandboxError with what the helper said.
+        """
+        program = await asyncio.to_thread(helper, "library" if settings.preload_python else "program")
+        zygote = cls(settings, program)
+        try:
+            zygote._socket.send(_config(settings))
+            ready = await _within(settings.start_timeout_s, zygote._ready)
+        except BaseException:
+            zygote.close()
+            raise
+        zygote.single_uid = ready == "u"
+        return zygote
+
+    async def make(self) -> Cell:
+        """Make a sandbox and wait until it can run a command; cancelling leaves nothing behind.
+
+        Raises SandboxError when it cannot be made.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self._number += 1
+        number = self._number
+        made: asyncio.Future[tuple[int, int]] = self.loop.create_future()
+        self._waiting[number] = made
+        try:
+            with theirs:
+                if self.ended:
+                    raise SandboxError("the sandboxes' helper has ended")
+                await self._send(struct.pack("=cI", b"C", number), theirs.fileno())
+            pid_fd, work_fd = await _within(self._settings.start_timeout_s, made)
+        except BaseException:
+            ours.close()  # at whose end the sandbox ends
+            if made.done() and not made.cancelled() and made.exception() is None:
+                for fd in made.result():
+                    os.close(fd)
+            raise
+        finally:
+            self._waiting.pop(number, None)
+        cell = Cell(ours, pid_fd, work_fd)
+        try:
+            await _within(self._settings.start_timeout_s, cell.ready)
+        except BaseException:
+            await asyncio.shield(cell.end())
+            raise
+        return cell
+
+    def close(self) -> None:
+        """End the helper and every sandbox that it made; idempotent."""
+        self.ended = True
+        if self._finalizer.alive and not self.loop.is_closed():
+            self.loop.remove_reader(self._socket)
+        self._finalizer()
+
+    async def _send(self, data: bytes, fd: int) -> None:
+        while True:
+            try:
+                socket.send_fds(self._socket, [data], [fd])
+            except BlockingIOError:
+                await asyncio.sleep(0.001)
+            except OSError as error:
+                raise SandboxError(f"the sandboxes' helper cannot be reached: {error}") from error
+            else:
+                return
+
+    def _read(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._socket, 4096, 4)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        kind, rest = data[:1], data[5:].decode(errors="replace")
+        if kind in (b"R", b"E") and not self._ready.done():
+            if kind == b"R":
+                self._ready.set_result(data[1:2].decode())
+            else:
+                self._ready.set_exception(SandboxError(data[1:].decode(errors="replace")))
+        elif kind in (b"c", b"e"):
+            waiting = self._waiting.pop(struct.unpack_from("=I", data, 1)[0], None)
+            if waiting is None or waiting.done():
+                for fd in fds:
+                    os.close(fd)
+            elif kind == b"c":
+                waiting.set_result((fds[0], fds[1]))
+            else:
+                waiting.set_exception(SandboxError(f"a sandbox could not be made: {rest}"))
+        elif not data:
+            self.close()
+            for future in (self._ready, *self._waiting.values()):
+                if not future.done():
+                    future.set_exception(SandboxError("the sandboxes' helper has ended"))
+
+
+class Cell:
+    """The first process of one sandbox, and the sandbox's work folder as an open descriptor."""
+
+    def __init__(self, ours: socket.socket, pid_fd: int, work_fd: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = ours
+        self._pid_fd = pid_fd
+        self.work_fd = work_fd
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self._started: asyncio.Future[None] | None = None
+        self._ended: asyncio.Future[Ending] | None = None
+        self._closed = False
+        self._loop.add_reader(ours, self._read)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the first process runs."""
+        if self._closed:
+            return False
+        poll = select.poll()
+        poll.register(self._pid_fd, select.POLLIN)
+        return not poll.poll(0)
+
+    def run(
+        self, argv: Sequence[str], env: Sequence[str], fds: Sequence[int], *, preloaded: bool
+    ) -> tuple[asyncio.Future[None], asyncio.Future[Ending]]:
+        """Ask for a program; return what is settled by its start and by the end of all its processes.
+
+        `fds` become its standard streams; they stay the caller's. Raises SandboxError when it is too long.
+        """
+        head = struct.pack("=cIII", b"X", int(preloaded), len(argv), len(env))
+        try:
+            words = b"".join(os.fsencode(word) + b"\0" for word in (*argv, *env))
+        except UnicodeEncodeError as error:
+            raise SandboxError(f"a command must be text that can be encoded: {error}") from error
+        if words.count(b"\0") != len(argv) + len(env):
+            raise SandboxError("the words of a command must hold no NUL")
+        if len(head) + len(words) > _MAX_REQUEST_BYTES:
+            raise SandboxError(
+                f"a command and its environment must not exceed {_MAX_REQUEST_BYTES} bytes",
+                value=len(words),
+                remedy="Write long programs to a file, or send them on stdin",
+            )
+        self._started, self._ended = self._loop.create_future(), self._loop.create_future()
+        try:
+            socket.send_fds(self._socket, [head + words], list(fds))
+        except OSError as error:
+            raise SandboxError(f"the sandbox cannot be reached: {error}") from error
+        return self._started, self._ended
+
+    def kill_programs(self) -> None:
+        """Kill every process but the first; the end of the command tells when they are gone."""
+        with contextlib.suppress(OSError):  # it has ended, then, which the socket's end tells
+            self._socket.send(b"K")
+
+    async def end(self) -> None:
+        """Kill everything and wait until it is gone; idempotent.
+
+        Raises SandboxError when it is still there after some seconds.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._socket)
+        self._fail(SandboxError("the sandbox has ended"))
+        self._socket.close()
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pid_fd, signal.SIGKILL)
+            over: asyncio.Future[None] = self._loop.create_future()
+            self._loop.add_reader(self._pid_fd, lambda: over.done() or over.set_result(None))
+            try:
+                async with asyncio.timeout(_GONE_S):
+                    await over
+            except TimeoutError:
+                raise SandboxError(f"a killed sandbox was still there after {_GONE_S} s") from None
+            finally:
+                self._loop.remove_reader(self._pid_fd)
+        finally:
+            os.close(self._pid_fd)
+            os.close(self.work_fd)
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        kind = data[:1]
+        if kind == b"R" and not self.ready.done():
+            self.ready.set_result(None)
+        elif kind == b"s" and self._started is not None and not self._started.done():
+            self._started.set_result(None)
+        elif kind == b"x" and self._ended is not None and not self._ended.done():
+            _, oom, status, cpu_us, max_rss_kb, num_reaped, _ = _ENDING.unpack(data)
+            ending = Ending(status, bool(oom), cpu_us / 1e6, max_rss_kb << 10, num_reaped)
+            self._ended.set_result(ending)
+        elif kind in (b"E", b""):
+            self._loop.remove_reader(self._socket)
+            said = data[1:].decode(errors="replace") or "its first process ended"
+            self._fail(SandboxError(f"the sandbox failed: {said}"))
+
+    def _fail(self, error: SandboxError) -> None:
+        for future in (self.ready, self._started, self._ended):
+            if future is not None and not future.done():
+                future.set_exception(error)
+                future.exception()  # whoever waits has it; nobody need wait
+
+
+async def _within(seconds: float, work: Awaitable[_T]) -> _T:
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise SandboxError(
+            "a sandbox must be ready within sandbox.start_timeout_s",
+            value=seconds,
+            remedy="The machine may be overloaded; lower sandbox.max_live",
+        ) from None
+
+
+def _launch(fd: int, program: Path, *, preload: bool) -> subprocess.Popen[bytes]:
+    """Start the helper with the socket `fd`, and nothing else of ours."""
+    command, given = [str(program), str(fd)], [fd]
+    if preload:
+        # From memory, so that no path of the host shows up in /proc/<pid>/maps.
+        library = os.memfd_create("cell")
+        os.write(library, program.read_bytes())
+        command = [interpreter(), "-I", "-S", "-B", "-c", _PRELOADED.read_text(), str(fd), str(library)]
+        given.append(library)
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=given,
+            env=SANDBOX_ENV,
+            cwd="/",
+            start_new_session=True,  # a Ctrl-C at the terminal is for the controller
+        )
+    except OSError as error:
+        raise SandboxError(f"the sandboxes' helper could not be started: {error}") from error
+    finally:
+        for extra in given[1:]:
+            os.close(extra)
+
+
+def _end(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """End the helper: it ends at its socket's end."""
+    ours.close()
+    try:
+        process.wait(timeout=_GONE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _config(settings: SandboxSettings) -> bytes:
+    """What the helper is told once."""
+    work_bytes = settings.work_mb << 20
+    lines = [
+        f"work_bytes={work_bytes}",
+        f"work_files={settings.max_files}",
+        f"tmp_bytes={settings.tmpfs_mb << 20}",
+        f"nproc={settings.max_processes}",
+        f"address_space={settings.memory_mb << 20}",
+        f"memory={settings.memory_mb << 20}",
+        f"file_size={work_bytes}",
+        f"open_files={settings.max_open_files}",
+        f"cpu_s={settings.cpu_s}",
+        f"init_uid={_INIT_UID}",
+        f"model_uid={MODEL_UID}",
+    ]
+    binds, links = bound_paths()
+    lines += [f"bind={path}" for path in binds]
+    for path, target in (*links, (f"{SHIM}/python3", interpreter())):
+        lines += [f"link={path}", f"target={target}"]
+    return b"".join(os.fsencode(line) + b"\0" for line in lines)
