@@ -16,12 +16,13 @@ LoRA of rank 16, alpha 32, on all linear layers, or every weight; advantages div
 deviation, ratio clipped at 0.2, the mean over all tokens of the batch, no KL; no evaluation, no checkpoints
 on the way. All processes are held to two cores:
 
-- Headway: `headway train`, queue.bound 2, KV kept over updates (generator.kv_on_update), defaults otherwise:
-  one thread each for generator and trainer, two for one while the other waits. Samples a second from its
-  journal, between ends of steps; the first 3 steps are left out, and the last 2, in which generation has
-  nothing left to do.
+- Headway: `headway train`, queue.bound 2 (SmolLM2: 1), KV kept over updates (generator.kv_on_update),
+  defaults otherwise: one thread each for generator and trainer, two for one while the other waits. Samples a
+  second from its journal, between ends of steps; the first bound + 1 steps are left out, and the last
+  `bound`, in which generation has nothing left to do.
 - TRL: see loop_trl.py. Two threads; with the random models one thread too, two that sleep while they wait and
-  two that spin are tried in every round, and the best median counts. Its first step is left out.
+  two that spin are tried in every round, and the best median counts. Its first step is left out; with
+  SmolLM2, where a step takes a minute and more, it counts, from the moment at which training begins.
 
 Start-up (until the first step's end) and the peak memory of all processes are printed beside them.
 
@@ -48,7 +49,7 @@ from typing import TYPE_CHECKING
 from keep import merge
 from loop_models import make_model
 from loop_scenes import BATCH, LEARNING, SCENES, Scene, Threads, make_prompts, write_slow_tool
-from loop_sides import OUR_LEAD, Measured, run_headway, run_ours, run_theirs
+from loop_sides import Measured, run_headway, run_ours, run_theirs
 from spread import difference
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--scenes", type=names, default=every, help=", ".join(every))
     parser.add_argument("--rounds", type=int, default=5, help="of each scene, both sides in turns")
     parser.add_argument(
-        "--steps", type=int, help="measured in each run, in place of the scene's own; take a multiple of 3"
+        "--steps",
+        type=int,
+        help="measured in each run, in place of the scene's own; take a multiple of bound + 1",
     )
     parser.add_argument("--seeds", type=int, default=5, help="of the scene reward")
     return parser.parse_args(arguments)
@@ -154,7 +157,7 @@ def tool_latency(rounds: int, steps: int, folder: Path) -> dict[str, object]:
     config = write_slow_tool(make_model("micro", folder), folder)
     for number in range(rounds):
         for bound in LATENCY_BOUNDS:
-            overrides = {"queue.bound": bound, "stop.steps": OUR_LEAD + steps + bound}
+            overrides = {"queue.bound": bound, "stop.steps": bound + 1 + steps + bound}
             run = run_headway(config, folder, f"bound{bound}", overrides, bound)
             found[bound].append(run.samples_per_s)
             print(

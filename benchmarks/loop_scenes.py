@@ -75,6 +75,7 @@ class Scene:
         their_threads: what TRL is tried with in each round, the best median counts: a number of threads,
             and whether they sleep while they wait (OMP_WAIT_POLICY) or spin, which is faster on idle cores.
         their_steps: TRL's, where as many would take too long; 0 for as many.
+        their_lead: TRL's first steps that are left out, 1 or 0.
         bound: Headway's staleness bound.
         fixed_length: whether an answer that ends early is an error.
     """
@@ -88,6 +89,7 @@ class Scene:
     their_rows: int
     their_threads: tuple[Threads, ...] = (Threads(2, "sleeping"),)
     their_steps: int = 0
+    their_lead: int = 1
     bound: int = 2
     fixed_length: bool = True
 
@@ -102,8 +104,8 @@ SCENES = {
     for scene in (
         Scene("micro", "micro", 16, 16, 1e-6, 60, BATCH, EVERY_WAY),
         Scene("tiny", "tiny", 16, 64, 1e-6, 18, BATCH, EVERY_WAY),
-        Scene("smollm2.short", "smollm2", 64, 64, 1e-4, 3, 8, their_steps=2),
-        Scene("smollm2.long", "smollm2", 512, 64, 1e-4, 3, 4, their_steps=2),
+        Scene("smollm2.short", "smollm2", 64, 64, 1e-4, 2, 8, their_steps=2, their_lead=0, bound=1),
+        Scene("smollm2.long", "smollm2", 512, 64, 1e-4, 2, 4, their_steps=1, their_lead=0, bound=1),
     )
 }
 

@@ -18,9 +18,6 @@ from headway.core.commands import Train
 from headway.core.events import Scored, StepEnded
 from headway.telemetry.journal import read_journal
 
-# First steps that are left out. Ours begin with bound + 1 batches at once; later ones may come in waves of as
-# many, so that a multiple of bound + 1 steps is measured.
-OUR_LEAD, THEIR_LEAD = 3, 1
 _HEADWAY = [sys.executable, "-m", "headway"]
 _SHOWN = {
     "wait": "rl.trainer.wait_fraction",
@@ -67,8 +64,9 @@ def run_headway(
 ) -> Measured:
     """Train once with `headway train` and read its journal; its directory is deleted.
 
-    The last `tail` steps are left out: when they are taken, generation has nothing left to do. Raises
-    RuntimeError when a step trained another number of tokens than `tokens`, unless that is 0.
+    `tail` is its staleness bound: that many + 1 batches are generated at once in the beginning, and the last
+    `tail` steps are taken when generation has nothing left to do; both are left out. Raises RuntimeError when
+    a step trained another number of tokens than `tokens`, unless that is 0.
     """
     run_dir = folder / name
     shutil.rmtree(run_dir, ignore_errors=True)  # of a benchmark that was stopped
@@ -95,14 +93,14 @@ def run_headway(
         raise RuntimeError(f"{name}: {len(ends)} steps trained {len(trained)} rollouts, not {BATCH} each")
     shown = {label: report[key] for label, key in _SHOWN.items() if report[key] is not None}
     shutil.rmtree(run_dir)
-    return Measured(rate(ends, OUR_LEAD, tail), ends[0], peak, [rewards[name] for name in trained], shown)
+    return Measured(rate(ends, tail + 1, tail), ends[0], peak, [rewards[name] for name in trained], shown)
 
 
 def run_ours(
     scene: Scene, model: Path, prompts: Path, folder: Path, *, steps: int, seed: int = 0
 ) -> Measured:
     """Measure `steps` steps of Headway."""
-    total = OUR_LEAD + steps + scene.bound
+    total = scene.bound + 1 + steps + scene.bound
     config = write_config(scene, model, prompts, folder, total)
     tokens = BATCH * scene.answer_tokens if scene.fixed_length else 0
     return run_headway(config, folder, f"{scene.name}-{seed}", {"run.seed": seed}, scene.bound, tokens)
@@ -118,7 +116,8 @@ def run_theirs(
         "prompts": str(prompts),
         "output": str(output),
         "seed": seed,
-        "steps": THEIR_LEAD + (min(steps, scene.their_steps) if scene.their_steps else steps),
+        "steps": scene.their_lead + (min(steps, scene.their_steps) if scene.their_steps else steps),
+        "lead": scene.their_lead,
         "batch": BATCH,
         "group": GROUP,
         "rows": scene.their_rows,
@@ -139,4 +138,6 @@ def run_theirs(
     ran = run_watched([sys.executable, script, json.dumps(job)], env)
     shutil.rmtree(output, ignore_errors=True)
     found = json.loads(ran.output.splitlines()[-1])
-    return Measured(rate(found["ends"], THEIR_LEAD), found["ends"][0], ran.peak_bytes, found["rewards"], {})
+    ends = found["ends"]  # with the time at which the first step began, where it counts
+    samples_per_s = rate(ends, max(1, scene.their_lead))
+    return Measured(samples_per_s, ends[1 - scene.their_lead], ran.peak_bytes, found["rewards"], {})

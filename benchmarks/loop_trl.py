@@ -98,6 +98,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         callbacks=[Times()],
     )
     ready = stopwatch() - began
+    if job["lead"] == 0:
+        ends.append(ready)  # the first step counts
     trainer.train()
     if job["fixed_length"] and lengths != {job["answer_tokens"]}:
         raise SystemExit(f"answers must have {job['answer_tokens']} tokens, they had {sorted(lengths)}")
