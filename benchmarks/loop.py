@@ -76,9 +76,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--scenes", type=names, default=every, help=", ".join(every))
     parser.add_argument("--rounds", type=int, default=5, help="of each scene, both sides in turns")
     parser.add_argument(
-        "--steps",
-        type=int,
-        help="measured in each run, in place of the scene's own; take a multiple of bound + 1",
+        "--steps", type=int, help="measured in each run; take a multiple of the scene's bound + 1"
     )
     parser.add_argument("--seeds", type=int, default=5, help="of the scene reward")
     return parser.parse_args(arguments)
