@@ -41,7 +41,7 @@ class TestEmbeddedEngine(AdapterContract):
 
     def settled(self, engine, *, first):
         gc.collect()
-        tensors = sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+        tensors = sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
         if first:
             self.num_tensors = tensors
         assert tensors <= self.num_tensors

@@ -63,7 +63,8 @@ class TrainedPolicy:
         if settings.full:
             model.requires_grad_(True)
         if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            newer = getattr(model, "activation_checkpointing_enable", None)  # its name since transformers 5
+            (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
             model.enable_input_require_grads()
         model.train(settings.gradient_checkpointing)  # transformers checkpoints in train mode only
 
