@@ -30,15 +30,21 @@ def merge(name: str, part: str, result: dict[str, object]) -> None:
 
 
 def _circumstances() -> dict[str, object]:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    commit = _git("rev-parse", "--short", "HEAD")
+    if _git("status", "--porcelain", "--untracked-files=no", ":/", ":(exclude)results"):
+        commit += "-dirty"
     machine = {
         "cores": len(os.sched_getaffinity(0)),
         "processor": describe_machine(),
         "load": os.getloadavg()[0],
     }
     return {"commit": commit, "machine": machine, "arguments": sys.argv[1:]}
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def _write(name: str, record: dict[str, object]) -> None:
