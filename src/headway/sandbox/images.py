@@ -96,6 +96,7 @@ def _of_files(source: Path, owner: int | None, fill: Callable[[Path], None]) -> 
     began = wall_time()
     with _draft(cache, mark.name) as draft:
         fill(draft)
+        draft.chmod(0o700)
         content = _digest(draft)
         digest = content if owner is None else f"{content}.{owner}"
         if not (cache / digest).is_dir():
@@ -135,8 +136,9 @@ def _digest(folder: Path) -> str:
                 held = Held(fd, info).name
         elif entry.kind == "link":
             held = os.readlink(entry.name, dir_fd=entry.folder)
-        times = 0 if entry.kind == "up" and not entry.name else info.st_mtime_ns
-        about = entry.kind, entry.name, info.st_mode, times, held
+        # Whole seconds, as archives have; of the top folder nothing.
+        about = entry.kind, entry.name, info.st_mode, int(info.st_mtime), held
+        about = about if entry.name else ()
         found.update(repr(about).encode(errors="surrogateescape"))
     return found.hexdigest()
 
@@ -146,8 +148,9 @@ def _extract(source: Path, draft: Path, owner: int | None) -> None:
         with tarfile.open(source) as tar:
             extract(tar, draft, owner, Allowance(_UNBOUNDED, _UNBOUNDED))
     except (tarfile.TarError, EOFError, ValueError) as error:
+        said = str(error).splitlines()[0] if str(error) else "it ends too early"
         raise SandboxError(
-            f"an image that is a file must be a tar archive: {error}", value=str(source)
+            f"an image that is a file must be a tar archive: {said}", value=str(source)
         ) from error
     if owner is not None:
         os.chown(draft, owner, owner)
