@@ -1,4 +1,4 @@
-"""A store of snapshots: what it holds once, what goes when, and what a kill or a second process does to it."""
+"""A store of snapshots: what it holds once, what goes when, what a kill or a second process does to it."""
 
 import multiprocessing
 import os
@@ -109,9 +109,8 @@ def test_sparse_files_are_bounded_and_named_by_what_they_hold(store, work, tmp_p
     for name in ("one", "two", "none"):
         info, was = (back / name).stat(), (work / name).stat()
         assert (info.st_size, info.st_blocks) == (was.st_size, was.st_blocks)
-    assert os.pread(os.open(back / "two", os.O_RDONLY), 1 << 14, 5 * 4096 - 1) == b"\0" + b"x" * 8192 + bytes(
-        8191
-    )
+    with open(back / "two", "rb") as file:
+        assert os.pread(file.fileno(), 1 << 14, 5 * 4096 - 1) == b"\0" + b"x" * 8192 + bytes(8191)
     # Where a file system keeps zeros for holes, the name is the same.
     with open(work / "none", "r+b") as file:
         os.pwrite(file.fileno(), bytes(4096), 1 << 20)
@@ -129,8 +128,15 @@ def test_a_dense_file_cannot_pass_for_a_sparse_one(store, work):
     assert len({name.removeprefix("s") for name in names(store)}) == 1  # yet two blobs
 
 
-def test_deep_and_odd_trees_come_back(store, work, tmp_path):
-    here = os.open(work, os.O_RDONLY)
+@pytest.fixture
+def deep(work, tmp_path):
+    yield work
+    remove_tree(work)  # too deep for pytest
+    remove_tree(tmp_path / "back")
+
+
+def test_deep_and_odd_trees_come_back(store, deep, tmp_path):
+    here = os.open(deep, os.O_RDONLY)
     for _ in range(10_000):
         os.mkdir("d", dir_fd=here)
         below = os.open("d", os.O_RDONLY, dir_fd=here)
@@ -138,18 +144,17 @@ def test_deep_and_odd_trees_come_back(store, work, tmp_path):
         here = below
     os.mkfifo("pipe", dir_fd=here)
     os.close(here)
-    (work / os.fsdecode(b"\xff\n\\")).write_text("odd")
-    (work / "suid").write_text("x")
-    (work / "suid").chmod(0o6755)
-    socket.socket(socket.AF_UNIX).bind(str(work / "socket"))
-    digest = store.take(work, {})
+    (deep / os.fsdecode(b"\xff\n\\")).write_text("odd")
+    (deep / "suid").write_text("x")
+    (deep / "suid").chmod(0o6755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(deep / "socket"))
+    digest = store.take(deep, {})
     assert sum(path.stat().st_size for path in (store.path / "trees").iterdir()) < 1 << 20
     back = put(store, digest, tmp_path / "back")
     assert sorted(map(os.fsencode, os.listdir(back))) == sorted([b"\xff\n\\", b"d", b"suid"])
     assert stat.S_IMODE((back / "suid").stat().st_mode) == 0o755
-    assert store.take(back, {}) == digest  # links of folders apart, to the last time and mode
-    remove_tree(work)  # too deep for pytest
-    remove_tree(back)
+    assert store.take(back, {}) == digest  # to the last time and mode
 
 
 def test_killed_at_any_moment_it_leaves_whole_snapshots_and_what_the_next_look_finds(work, tmp_path):
