@@ -36,7 +36,7 @@ from headway.renderers.chat import Renderer
 from headway.runtime.engine_client import RemoteEngine
 from headway.runtime.job import Job, payload_dir
 from headway.runtime.tasks import make, offer
-from headway.sandbox.providers import make_pool
+from headway.sandbox.providers import make_pool, sweep_left_overs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,6 +61,7 @@ async def serve(job: Job, link: Link) -> None:
     provider = make_pool(config.sandbox, job.run_id, config.environment.workers)
     uses_sandboxes = any(environment.needs_sandbox for environment in environments.values())
     if uses_sandboxes:
+        await sweep_left_overs()
         await provider.preflight()
     can = expected_capabilities(config)
     engines = {replica: RemoteEngine(at, replica, can) for replica, at in job.generators}

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -27,11 +27,25 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError, SandboxRefusedError
 from headway.core.protocols import Sandbox
+from headway.sandbox.leases import RENEW_EVERY_S
 from headway.sandbox.starts import REFILL, ROLLOUT, VERIFY, StartLine
 from headway.sandbox.warmth import Warmth
 
 if TYPE_CHECKING:
-    from headway.core.protocols import ExecLimits, ExecResult, Guarantee, SandboxProvider
+    from headway.core.protocols import Guarantee, SandboxProvider
+    from headway.sandbox.leases import LeaseBook
+
+    _Forwarded = Sandbox
+else:
+
+    class _Forwarded:
+        """Has everything that the provider's sandboxes have."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "_inner":  # it is being made
+                raise AttributeError(name)
+            return getattr(self._inner, name)
+
 
 IMAGE, PURPOSE, RUN = "image", "purpose", "run"  # labels that the pool reads
 _LOOK_EVERY_S = 1.0  # demand falls with time alone
@@ -85,6 +99,7 @@ class PooledProvider:
         max_starts_per_s: starts a second, 0 for no limit.
         warm: most that are kept ready, of all images; 0 keeps none, and `run` has nothing to do.
         run_id: label of what is made ahead.
+        book: where its sandboxes are written down for whoever comes after this process.
         clock: seconds, never falling.
     """
 
@@ -97,6 +112,7 @@ class PooledProvider:
         max_starts_per_s: float = 0.0,
         warm: int = 0,
         run_id: str = "none",
+        book: LeaseBook | None = None,
         clock: Callable[[], float] = stopwatch,
     ) -> None:
         self._inner = inner
@@ -104,6 +120,8 @@ class PooledProvider:
         self._max_live = max_live
         self._warm = warm
         self._run_id = run_id
+        self._book = book
+        self._renewed_s = clock()
         self._clock = clock
         self._out: dict[str, PooledSandbox | None] = {}  # None while it is being made
         self._images: dict[str, _Image] = {}
@@ -142,8 +160,7 @@ class PooledProvider:
             else:
                 self._stats.num_cold += 1
                 inner, inner_id = await self._made(sandbox_id, labels), sandbox_id
-            made = PooledSandbox(sandbox_id, labels, inner, inner_id, self, warm=ready is not None)
-            self._out[sandbox_id] = made
+            made = self._handed(PooledSandbox(sandbox_id, labels, inner, inner_id, self, ready is not None))
         self._ring()
         return made
 
@@ -153,11 +170,9 @@ class PooledProvider:
             while self._total > self._max_live and await self._give_place():
                 pass
             inner = await self._start(
-                _priority(labels), lambda: self._inner.restore(sandbox_id, labels, path)
+                sandbox_id, labels, _priority(labels), lambda: self._inner.restore(sandbox_id, labels, path)
             )
-            made = PooledSandbox(sandbox_id, labels, inner, sandbox_id, self, warm=False)
-            self._out[sandbox_id] = made
-        return made
+            return self._handed(PooledSandbox(sandbox_id, labels, inner, sandbox_id, self, warm=False))
 
     async def alive(self, sandbox_id: str) -> bool:
         """Say whether a sandbox still has what was done in it."""
@@ -178,6 +193,14 @@ class PooledProvider:
             for sandbox_id, sandbox in self._out.items()
             if sandbox is not None and sandbox.has(labels)
         ]
+
+    async def end(self, sandbox_id: str, labels: Mapping[str, str]) -> bool:
+        """End one sandbox, this process's or a dead one's; see `SandboxProvider`."""
+        sandbox = self._out.get(sandbox_id)
+        if sandbox is None:
+            return await self._inner.end(sandbox_id, labels)
+        await sandbox.terminate()
+        return True
 
     async def reap(self, run_id: str) -> int:
         """End every sandbox of a run, this process's or a dead one's; return how many."""
@@ -217,6 +240,7 @@ class PooledProvider:
                         fills.add(fill)
                         fill.add_done_callback(fills.discard)
                     await self._end_surplus()
+                    self._renew()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(_LOOK_EVERY_S):
                             await bell.wait()
@@ -230,9 +254,10 @@ class PooledProvider:
         self._closing = True
         self._ring()
 
-    async def end(self, sandbox: PooledSandbox, inner: Sandbox) -> None:
+    async def give_back(self, sandbox: PooledSandbox, inner: Sandbox) -> None:
         """Called by a sandbox that is to end."""
         await inner.terminate()
+        self._ended(sandbox.inner_id)
         if self._out.get(sandbox.id) is sandbox:
             del self._out[sandbox.id]
             self._ring()
@@ -271,6 +296,16 @@ class PooledProvider:
             return True
         return False
 
+    def _handed(self, sandbox: PooledSandbox) -> PooledSandbox:
+        self._out[sandbox.id] = sandbox
+        if self._book is not None:
+            self._book.started(sandbox.inner_id, sandbox.id)
+        return sandbox
+
+    def _ended(self, inner_id: str) -> None:
+        if self._book is not None:
+            self._book.end(inner_id)
+
     def _inner_id(self, sandbox_id: str) -> str:
         sandbox = self._out.get(sandbox_id)
         return sandbox_id if sandbox is None else sandbox.inner_id
@@ -290,23 +325,40 @@ class PooledProvider:
         """Start a sandbox for somebody; what is ready gives way where the provider has no place for it."""
         while True:
             try:
-                return await self._start(_priority(labels), lambda: self._inner.create(sandbox_id, labels))
+                return await self._start(
+                    sandbox_id, labels, _priority(labels), lambda: self._inner.create(sandbox_id, labels)
+                )
             except SandboxRefusedError:
                 if not any(image.ready for image in self._images.values()):
                     raise
                 await self._give_place()
 
-    async def _start(self, priority: int, make: Callable[[], Awaitable[Sandbox]]) -> Sandbox:
-        """Make a sandbox when it is its turn, and see it started."""
+    async def _start(
+        self,
+        inner_id: str,
+        labels: Mapping[str, str],
+        priority: int,
+        make: Callable[[], Awaitable[Sandbox]],
+    ) -> Sandbox:
+        """Make a sandbox when it is its turn, and see it started; its lease is written before."""
         async with self._turn(priority):
-            inner = await make()
-            if isinstance(inner, _Lazy):
-                try:
-                    await inner.prepare()
-                except BaseException:
-                    await _surely_ended(inner)
-                    raise
-            return inner
+            if self._book is not None:
+                self._book.begin(inner_id, labels)
+            try:
+                return await self._started(make)
+            except BaseException:
+                self._ended(inner_id)
+                raise
+
+    async def _started(self, make: Callable[[], Awaitable[Sandbox]]) -> Sandbox:
+        inner = await make()
+        if isinstance(inner, _Lazy):
+            try:
+                await inner.prepare()
+            except BaseException:
+                await _surely_ended(inner)
+                raise
+        return inner
 
     @contextlib.asynccontextmanager
     async def _turn(self, priority: int) -> AsyncGenerator[None]:
@@ -374,7 +426,7 @@ class PooledProvider:
         labels = {RUN: self._run_id, PURPOSE: "warm"} | ({IMAGE: name} if name else {})
         image = self._images[name]
         try:
-            inner = await self._start(REFILL, lambda: self._inner.create(inner_id, labels))
+            inner = await self._start(inner_id, labels, REFILL, lambda: self._inner.create(inner_id, labels))
         except (SandboxError, OSError) as error:
             self._stats.refill_error = str(error)
             asked_s = error.retry_after_s if isinstance(error, SandboxRefusedError) else 0.0
@@ -382,10 +434,17 @@ class PooledProvider:
             self._refill_at = self._clock() + self._backoff_s
         else:
             image.ready.append(_Ready(inner_id, inner))
+            if self._book is not None:
+                self._book.started(inner_id)
             self._stats.refill_error, self._backoff_s = "", 0.0
         finally:
             image.num_filling -= 1
             self._ring()
+
+    def _renew(self) -> None:
+        if self._book is not None and self._clock() - self._renewed_s >= RENEW_EVERY_S:
+            self._renewed_s = self._clock()
+            self._book.renew()
 
     async def _end_surplus(self) -> None:
         """End what the demand of late does not ask for, the oldest first."""
@@ -405,13 +464,14 @@ class PooledProvider:
         try:
             with contextlib.suppress(SandboxError, OSError):
                 await _surely_ended(ready.inner)
+                self._ended(ready.inner_id)
         finally:
             self._num_ending -= 1
             self._ring()
 
 
-class PooledSandbox:
-    """A sandbox of a pool, under the id that it was asked for with."""
+class PooledSandbox(_Forwarded):
+    """A sandbox of a pool, under the id that it was asked for with; all else is its provider's."""
 
     def __init__(
         self,
@@ -420,7 +480,6 @@ class PooledSandbox:
         inner: Sandbox,
         inner_id: str,
         pool: PooledProvider,
-        *,
         warm: bool,
     ) -> None:
         self._id = sandbox_id
@@ -439,36 +498,9 @@ class PooledSandbox:
         """Say whether its labels include these."""
         return all(self._labels.get(key) == value for key, value in labels.items())
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        limits: ExecLimits | None = None,
-    ) -> ExecResult:
-        """Run a command; see `Sandbox`."""
-        return await self._inner.exec(argv, stdin=stdin, env=env, limits=limits)
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file; see `Sandbox`."""
-        await self._inner.write(path, data)
-
-    async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
-        """Read a file; see `Sandbox`."""
-        return await self._inner.read(path, max_bytes)
-
     async def terminate(self) -> None:
         """End it and give its place back; idempotent."""
-        await self._pool.end(self, self._inner)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """What a provider's sandboxes have beyond the protocol, theirs has too."""
-            if name == "_inner":
-                raise AttributeError(name)
-            return getattr(self._inner, name)
+        await self._pool.give_back(self, self._inner)
 
 
 def _priority(labels: Mapping[str, str]) -> int:
