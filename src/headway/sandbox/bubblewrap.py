@@ -120,12 +120,12 @@ class BubblewrapProvider:
             await sandbox.terminate()
             return True
         folder = self.place(sandbox_id, labels)
-        if not folder.exists():
-            return False
-        await asyncio.to_thread(files.remove_tree, folder)
-        with contextlib.suppress(OSError):  # the run's other sandboxes are still in it
+        found = folder.exists()
+        if found:
+            await asyncio.to_thread(files.remove_tree, folder)
+        with contextlib.suppress(OSError):  # the run's other sandboxes are still in it, or it is gone
             folder.parent.rmdir()
-        return True
+        return found
 
     def place(self, sandbox_id: str, labels: Mapping[str, str]) -> Path:
         """Return where a sandbox's work folder is to be."""
