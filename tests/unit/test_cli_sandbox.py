@@ -32,7 +32,7 @@ def told(*arguments, code=0):
 async def _left(folder, run, *, alive=False, name="s1"):
     """A bubblewrap sandbox with files, whose owner is dead or this process."""
     directory = str(folder / "sandboxes")
-    book = LeaseBook(run, "bubblewrap", directory)
+    book = LeaseBook(run, SandboxSettings(directory=directory))
     book.begin(name, {"run": run})
     book.started(name, name)
     provider = BubblewrapProvider(SandboxSettings(directory=directory))

@@ -32,7 +32,7 @@ def command(provider: str | None, as_json: bool) -> int:
       headway sandbox check --provider local --json
     """
     from headway.sandbox.census import census
-    from headway.sandbox.providers import PROVIDERS, settings_of
+    from headway.sandbox.pools import PROVIDERS, settings_of
 
     if provider is not None:
         settings_of(provider)
@@ -50,7 +50,8 @@ def command(provider: str | None, as_json: bool) -> int:
 
 
 async def _check(name: str) -> dict[str, Any]:
-    from headway.sandbox.providers import make_provider, settings_of
+    from headway.sandbox.pools import settings_of
+    from headway.sandbox.providers import make_provider
 
     try:
         provider = make_provider(settings_of(name))

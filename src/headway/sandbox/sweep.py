@@ -35,18 +35,25 @@ class Swept:
 
 
 async def sweep(
-    make: MakeProvider, *, runs: Container[str] | None = None, folder: Path | None = None
+    make: MakeProvider,
+    *,
+    runs: Container[str] | None = None,
+    only: Path | None = None,
+    folder: Path | None = None,
 ) -> Swept:
     """End what dead owners left, those of these runs or all.
 
     Args:
         make: returns the provider that can end an owner's sandboxes.
         runs: labels of the runs, None for every one.
+        only: file of one owner, None for those of all.
         folder: of the leases; the user's own by default.
     """
     drop_drafts(folder)
     swept = Swept()
     for seen in read_books(folder):
+        if only not in (None, seen.path):
+            continue
         if seen.alive or (runs is not None and seen.owner.run not in runs):
             continue
         with taken(seen.path) as book:
