@@ -13,6 +13,8 @@ from headway.sandbox.pools import WITH_THEIR_OWNER
 if TYPE_CHECKING:
     from pathlib import Path
 
+LEFT_OVER = "left over"
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -60,7 +62,7 @@ def _of(book: Book, now: float) -> list[Seen]:
 
 def _state(book: Book, state: str, expires_in_s: float) -> str:
     if not book.alive:
-        return "gone" if book.owner.provider in WITH_THEIR_OWNER else "left over"
+        return "gone" if book.owner.provider in WITH_THEIR_OWNER else LEFT_OVER
     return "silent" if expires_in_s < 0 else state
 
 
