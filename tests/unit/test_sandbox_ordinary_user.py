@@ -46,6 +46,7 @@ def interpreter():
     [
         ("tests/contract/test_local_provider.py", "TestLocal and not Without"),
         ("tests/unit/test_sandbox_hostile_table.py", "not plain"),
+        ("tests/unit/test_sandbox_images.py", "not bubblewrap"),
     ],
 )
 def test_an_ordinary_user_has_the_same_sandbox(interpreter, file, only, tmp_path_factory):
