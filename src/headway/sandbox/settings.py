@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from headway.core.settings import setting
+from headway.core.settings import Problem, setting
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
     """Limits of one sandbox, and how many may live at once."""
 
-    provider: Literal["bubblewrap", "local"] = setting(
+    provider: Literal["bubblewrap", "local", "unsafe-local"] = setting(
         "bubblewrap",
-        "What makes sandboxes: bubblewrap, a process tree a command; or local, Headway's own helper in C, "
-        "faster and with more limits (docs/sandboxes.md).",
+        "What makes sandboxes: bubblewrap, a process tree a command; local, Headway's own helper in C, "
+        "faster and with more limits; or unsafe-local, which contains nothing (docs/sandboxes.md).",
+    )
+    allow_unsafe: bool = setting(
+        False, "Whether programs may run uncontained, as you; what provider unsafe-local needs."
     )
     preload_python: bool = setting(
         True,
@@ -48,3 +51,17 @@ class SandboxSettings:
     directory: str = setting(
         "", "Folder for the sandboxes' work folders; empty for one of your own under the temporary folder."
     )
+
+    def problems(self) -> list[Problem]:
+        """Return the rules between these settings that do not hold."""
+        if self.provider == "unsafe-local" and not self.allow_unsafe:
+            return [
+                Problem(
+                    "provider",
+                    self.provider,
+                    "a provider that contains nothing must be allowed by sandbox.allow_unsafe",
+                    "Choose another provider, or set sandbox.allow_unsafe = true on a machine that holds "
+                    "nothing of value",
+                )
+            ]
+        return []
