@@ -134,7 +134,8 @@ from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.unsafe import UnsafeProvider
 
 async def main():
-    provider = UnsafeProvider(SandboxSettings(directory={str(tmp_path / "s")!r}, allow_unsafe=True, wall_s=60))
+    settings = SandboxSettings(directory={str(tmp_path / "s")!r}, allow_unsafe=True, wall_s=60)
+    provider = UnsafeProvider(settings)
     async with asyncio.TaskGroup() as group:
         for number in range(4):
             sandbox = await provider.create(str(number), {{"run": "r"}})

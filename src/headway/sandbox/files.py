@@ -44,7 +44,8 @@ def read_file(root: Path | int, path: str, max_bytes: int) -> bytes:
             return file.read(max_bytes)
 
 
-def _parts(path: str) -> list[str]:
+def parts_of(path: str) -> list[str]:
+    """Return the components of a path below the work folder. Raises SandboxError for one that leads out."""
     inside = path.removeprefix(WORK + "/") if path.startswith("/") else path
     parts = [part for part in inside.split("/") if part not in ("", ".")]
     if inside.startswith("/") or not parts or ".." in parts or "\0" in path:
@@ -57,7 +58,7 @@ def _parent(
     root: Path | int, path: str, owner: int | None, *, make: bool = True
 ) -> Generator[tuple[int, str]]:
     """Open the folder that holds `path`, component by component."""
-    *folders, name = _parts(path)
+    *folders, name = parts_of(path)
     with ExitStack() as stack:
         try:
             at = open_root(root)

@@ -1,10 +1,10 @@
 """Stands above one command of the unsafe provider: a script that needs only the standard library.
 
-Run as `python -I -S -B keeper.py LIFE REPORT LIMITS -- COMMAND...`, where LIFE and REPORT are descriptors of
-pipes and LIMITS is JSON. It starts the command in a session of its own with resource limits, reports
+Run as `python -I -S -B keeper.py LIFE REPORT LIMITS FOLDER COMMAND...`, where LIFE and REPORT are descriptors
+of pipes and LIMITS is JSON. It starts the command in a session of its own with resource limits, reports
 `started PID`, and then reaps every process that it started. It waits for the first of: the command's exit, a
 line or the end of LIFE (its controller wants it over, or is gone), more processes than allowed. Whatever
-comes first, everything that is left is killed, and only then `ended STATUS CAUSE` is reported.
+comes first, everything that is left is killed, and then it reports `ended STATUS CAUSE CPU_S MEMORY_BYTES`.
 
 On Linux it is a subreaper: what a daemon does to leave its parent makes it a child of the keeper, and no
 child left is the proof that nothing is. Elsewhere it remembers which processes it has seen below the command,
@@ -87,8 +87,9 @@ def _limit(limits: dict[str, int]) -> None:
             resource.setrlimit(kind, (soft, most))
 
 
-def _begin(command: list[str], limits: dict[str, int], keeper: int, closed: list[int]) -> None:
+def _begin(folder: str, command: list[str], limits: dict[str, int], keeper: int, closed: list[int]) -> None:
     """Become the command; never returns."""
+    code, what = 126, "start"
     try:
         os.setsid()
         for fd in closed:
@@ -101,9 +102,13 @@ def _begin(command: list[str], limits: dict[str, int], keeper: int, closed: list
         for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):  # Python ignores the first two
             signal.signal(signum, signal.SIG_DFL)
         _limit(limits)
+        code, what = 126, folder
+        os.chdir(folder)
+        code, what = 127, command[0]
         os.execvpe(command[0], command, os.environ)
     except OSError as error:
-        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
+        os.write(2, f"{what}: {error.strerror}\n".encode())
+        os._exit(code)
     finally:
         os._exit(127)
 
@@ -168,7 +173,7 @@ def main(arguments: list[str]) -> None:
     """Run the command."""
     life, report = int(arguments[0]), int(arguments[1])
     limits: dict[str, int] = json.loads(arguments[2])
-    command = arguments[arguments.index("--") + 1 :]
+    folder, command = arguments[3], arguments[4:]
     max_processes = limits.pop("processes")
     if _ON_LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -181,7 +186,7 @@ def main(arguments: list[str]) -> None:
     keeper = os.getpid()
     first = os.fork()
     if first == 0:
-        _begin(command, limits, keeper, [life, report, woken, wake])
+        _begin(folder, command, limits, keeper, [life, report, woken, wake])
     for fd in (0, 1, 2):  # the command's; held here, they would never come to their end
         os.close(fd)
     os.write(report, f"started {first}\n".encode())
@@ -204,7 +209,10 @@ def main(arguments: list[str]) -> None:
                 cause = "pids"
                 break
     watch.end()
-    os.write(report, f"ended {watch.status or 0} {cause}\n".encode())
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of all that was reaped, and its largest process
+    memory = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    told = f"ended {watch.status or 0} {cause} {used.ru_utime + used.ru_stime:.6f} {memory}\n"
+    os.write(report, told.encode())
 
 
 if __name__ == "__main__":

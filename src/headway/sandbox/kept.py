@@ -20,7 +20,7 @@ from pathlib import Path
 
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
-from headway.core.protocols import Cause, ExecLimits, ExecResult
+from headway.core.protocols import Cause, ExecLimits, ExecResult, Usage
 from headway.sandbox import keeper
 from headway.sandbox.causes import exit_cause, signal_cause
 from headway.sandbox.collector import Collector
@@ -34,6 +34,7 @@ _DRAIN_S = 1.0  # for what they wrote before
 async def run_kept(
     argv: Sequence[str],
     folder: Path,
+    cwd: str,
     env: Mapping[str, str],
     stdin: bytes,
     limits: ExecLimits,
@@ -43,13 +44,13 @@ async def run_kept(
 ) -> ExecResult:
     """Run one command in `folder` under a keeper and return how it ended.
 
-    `resources` are limits by name: those of `resource.RLIMIT_*`, and `processes`. Raises SandboxError when
-    the command never started. Cancelling kills every process.
+    `cwd` is relative to it; `resources` are limits by name: those of `resource.RLIMIT_*`, and `processes`.
+    Raises SandboxError when the command never started. Cancelling kills every process.
     """
     if not argv:
         raise SandboxError("a command must have at least one word")
     async with contextlib.AsyncExitStack() as stack:
-        run = _Kept(stack, argv, folder, env, limits, resources)
+        run = _Kept(stack, [cwd, *argv], folder, env, limits, resources)
         began = stopwatch()
         try:
             await run.started(start_timeout_s)
@@ -82,10 +83,11 @@ class _Kept:
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._said = b""
         self._status: int | None = None
+        self._usage = Usage()
         life_read, self._life = os.pipe()
         self._report, report_write = os.pipe()
         stack.callback(os.close, self._report)
-        words = [str(life_read), str(report_write), json.dumps(dict(resources)), "--", *argv]
+        words = [str(life_read), str(report_write), json.dumps(dict(resources)), *argv]
         try:
             # Its own session: a Ctrl-C at the terminal is for the controller, not for sandboxes.
             self._process = subprocess.Popen(
@@ -134,6 +136,7 @@ class _Kept:
                 self._started.set_result(int(rest[0]))
             elif word == "ended":
                 self._status = int(rest[0])
+                self._usage = Usage(float(rest[2]), int(rest[3]))
                 self._settle("pids" if rest[1] == "pids" else "exit")
         if not data:
             self._loop.remove_reader(self._report)
@@ -226,4 +229,5 @@ class _Kept:
             truncated=self._out.truncated or self._err.truncated,
             cause=cause,
             wall_s=wall_s,
+            usage=self._usage,
         )

@@ -27,3 +27,11 @@ def make_provider(settings: SandboxSettings) -> SandboxProvider:
             from headway.sandbox.unsafe import UnsafeProvider
 
             return UnsafeProvider(settings)
+        case "podman" | "docker":
+            from headway.sandbox.containers import ContainerProvider
+
+            return ContainerProvider(settings, settings.provider)
+        case "modal":
+            from headway.sandbox.modal import ModalProvider
+
+            return ModalProvider(settings)

@@ -12,10 +12,21 @@ from headway.core.settings import Problem, setting
 class SandboxSettings:
     """Limits of one sandbox, and how many may live at once."""
 
-    provider: Literal["bubblewrap", "local", "unsafe-local"] = setting(
+    provider: Literal["bubblewrap", "local", "podman", "docker", "modal", "unsafe-local"] = setting(
         "bubblewrap",
         "What makes sandboxes: bubblewrap, a process tree a command; local, Headway's own helper in C, "
-        "faster and with more limits; or unsafe-local, which contains nothing (docs/sandboxes.md).",
+        "faster and with more limits; podman or docker, containers; modal, machines of that service; or "
+        "unsafe-local, which contains nothing (docs/sandboxes.md).",
+    )
+    container_image: str = setting(
+        "python:3.12-slim",
+        "Image of the sandboxes of podman, docker and modal, with Python 3.8 or later; podman and docker "
+        "pull nothing during a run.",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._/:@-]*",
+        form="the name of an image",
+    )
+    cpus: float = setting(
+        1.0, "CPUs that a sandbox of podman, docker or modal may use; others share the machine.", gt=0
     )
     allow_unsafe: bool = setting(
         False, "Whether programs may run uncontained, as you; what provider unsafe-local needs."

@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from headway.core.errors import SandboxError, SandboxUnavailableError
-from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee
+from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee, SandboxStats
 from headway.sandbox import files
 from headway.sandbox.copies import copy_tree
 from headway.sandbox.kept import run_kept
+from headway.sandbox.limited import WithoutPauses, WithoutSpawns
 from headway.sandbox.roster import Roster
 from headway.sandbox.whole import to_its_end
 
@@ -50,6 +51,8 @@ class UnsafeProvider:
     """
 
     snapshots = True
+    spawns = False
+    pauses = False
 
     def __init__(self, settings: SandboxSettings) -> None:
         if not settings.allow_unsafe:
@@ -162,7 +165,7 @@ class UnsafeProvider:
         return self._settings
 
 
-class UnsafeSandbox:
+class UnsafeSandbox(WithoutSpawns, WithoutPauses):
     """One work folder and the commands that run in it, one at a time."""
 
     def __init__(self, sandbox_id: str, labels: Mapping[str, str], provider: UnsafeProvider) -> None:
@@ -186,6 +189,7 @@ class UnsafeSandbox:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         limits: ExecLimits | None = None,
+        cwd: str = "",
     ) -> ExecResult:
         """Run a command in the work folder; the processes that it started end with it.
 
@@ -197,6 +201,7 @@ class UnsafeSandbox:
             return await run_kept(
                 list(argv),
                 folder,
+                "/".join(files.parts_of(cwd)) if cwd else ".",
                 _environment(folder) | dict(env or {}),
                 stdin,
                 limits or ExecLimits(settings.wall_s, settings.output_bytes),
@@ -211,6 +216,14 @@ class UnsafeSandbox:
                 settings.start_timeout_s,
                 lambda: self._over_quota(folder),
             )
+
+    async def stats(self) -> SandboxStats:
+        """Say what the work folder holds; processes are not asked."""
+        settings = self._provider.settings
+        if self._folder is None:
+            return SandboxStats()
+        num_bytes, num_files = files.usage(self._folder, settings.work_mb << 20, settings.max_files)
+        return SandboxStats(disk_bytes=num_bytes, num_files=num_files)
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file below the work folder."""

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def whole(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` to its end; a cancellation of the caller takes effect after that, errors at once."""
+    """Await `work` to its end; a cancellation of the caller takes effect after that, in place of an error."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -18,8 +18,8 @@ async def whole(work: Coroutine[Any, Any, T]) -> T:
             await asyncio.wait([task])
         except asyncio.CancelledError as error:
             cancelled = error
-    if cancelled is not None and task.exception() is None:
-        raise cancelled
+    if cancelled is not None:
+        raise cancelled from task.exception()
     return task.result()
 
 
