@@ -216,15 +216,16 @@ class TestDocker(_OverAStandin):
 
 
 @standin
-class TestPodman(_OverAStandin):
-    """The same with podman's flags, where files are counted."""
-
-    engine = "podman"
-
-    async def test_a_file_limit_ends_with_its_cause(self, sandbox):
-        code = "import time\nfor i in range(1100): open(str(i), 'w').close()\ntime.sleep(9)"
-        result = await sandbox.exec([*PYTHON, code])
-        assert (result.rc, result.cause) == (None, "inodes")
+async def test_podman_has_flags_of_its_own_and_counts_files(state):
+    provider = ContainerProvider(SandboxSettings(wall_s=20), "podman")
+    levels = {guarantee.name: guarantee.level for guarantee in await provider.preflight()}
+    assert (levels["files"], levels["network"]) == ("best-effort", "enforced")
+    sandbox = await provider.create("files", {"run": "r"})
+    code = "import time\nfor i in range(1100): open(str(i), 'w').close()\ntime.sleep(9)"
+    result = await sandbox.exec([*PYTHON, code])
+    assert (result.rc, result.cause) == (None, "inodes")
+    assert await provider.reap("r") == 1
+    assert made(state) == []
 
 
 def _real_engine():

@@ -13,6 +13,7 @@ import pytest
 
 import headway.sandbox.keeper as original
 from headway.core.errors import SandboxError, SandboxUnavailableError, UserError
+from headway.core.protocols import ExecLimits
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.unsafe import UnsafeProvider
 from tests.contract.sandbox_contract import PYTHON, SandboxContract, running
@@ -91,7 +92,9 @@ class TestUnsafe(SandboxContract):
         marker = f"981{uuid.uuid4().int % 10**9}"
         killed = await sandbox.exec(["sh", "-c", "kill -9 $PPID; sleep 9"])
         assert (killed.rc, killed.cause) == (None, "killed")
-        stopped = await sandbox.exec(["sh", "-c", f"kill -STOP $PPID; setsid sleep {marker} & exit 0"])
+        stopped = await sandbox.exec(
+            ["sh", "-c", f"kill -STOP $PPID; setsid sleep {marker} & exit 0"], limits=ExecLimits(1)
+        )
         assert stopped.rc is None
         assert running(marker) == []
         assert (await sandbox.exec(["echo", "still good"])).stdout == "still good\n"
@@ -130,6 +133,7 @@ def test_nothing_outlives_a_controller_that_is_killed(tmp_path):
     marker = f"978{uuid.uuid4().int % 10**9}"
     code = f"""
 import asyncio
+from headway.core.protocols import ExecLimits
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.unsafe import UnsafeProvider
 

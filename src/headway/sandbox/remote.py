@@ -293,11 +293,11 @@ class RemoteSandbox(WithoutSpawns):
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(call())
                 try:
-                    await self._started(out, err, running)
+                    failure = await self._start_failure(out, err, running)
                     began = stopwatch()
                     wall = loop.call_later(limits.wall_s, settle, "wall")
                     try:
-                        ended_by = await over
+                        ended_by = await over if failure is None else "killed"
                     finally:
                         wall.cancel()
                     wall_s = stopwatch() - began
@@ -310,6 +310,8 @@ class RemoteSandbox(WithoutSpawns):
         code: int | SandboxError | None = None if running.cancelled() else running.result()
         if self._terminated:
             ended_by = "killed"
+        elif failure is not None:
+            raise failure
         elif ended_by == "exit" and isinstance(code, SandboxError):
             raise code
         elif swept is None:
@@ -319,11 +321,13 @@ class RemoteSandbox(WithoutSpawns):
                 raise SandboxError("the sandbox's machine was lost under a command", value=self._id)
         return self._result(ended_by, code if isinstance(code, int) else None, swept, out, err, wall_s)
 
-    async def _started(self, out: Sink, err: Sink, running: asyncio.Task[int | SandboxError]) -> None:
-        """Wait until the limits are set and the command could begin."""
+    async def _start_failure(
+        self, out: Sink, err: Sink, running: asyncio.Task[int | SandboxError]
+    ) -> SandboxError | None:
+        """Wait until the limits are set and the command could begin; say why it could not."""
         await asyncio.wait([out.ready], timeout=self._settings.start_timeout_s)
         if not out.ready.done():
-            raise SandboxError(
+            return SandboxError(
                 "a sandbox must start a command within sandbox.start_timeout_s",
                 value=self._settings.start_timeout_s,
                 remedy="The machine may be overloaded; lower sandbox.max_live",
@@ -332,9 +336,10 @@ class RemoteSandbox(WithoutSpawns):
             await asyncio.wait([running], timeout=1.0)
             error = running.result() if running.done() else None
             if isinstance(error, SandboxError):
-                raise error
+                return error
             said = (err.text() + out.text()).strip() or "it said nothing"
-            raise SandboxError(f"the sandbox did not start a command: {said}")
+            return SandboxError(f"the sandbox did not start a command: {said}")
+        return None
 
     async def _sweep(self) -> Events | None:
         """Kill whatever is left in the machine; None when that cannot be had."""
