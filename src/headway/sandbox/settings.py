@@ -28,6 +28,15 @@ class SandboxSettings:
     cpus: float = setting(
         1.0, "CPUs that a sandbox of podman, docker or modal may use; others share the machine.", gt=0
     )
+    modal_app: str = setting(
+        "headway", "Name of the app that sandboxes of modal belong to; made when it is not there."
+    )
+    modal_lifetime_s: int = setting(
+        3600,
+        "Seconds after which a machine of modal ends by itself; longer than any rollout takes.",
+        ge=60,
+        le=86400,
+    )
     allow_unsafe: bool = setting(
         False, "Whether programs may run uncontained, as you; what provider unsafe-local needs."
     )
