@@ -38,6 +38,8 @@ class _Only:
     def watched(self, name, answer):
         async def answered(stream):
             self.service.calls.append(name)
+            if isinstance(self, _Api) and stream.metadata.get("x-modal-token-id") != "ak-stand-in":
+                raise grpclib.exceptions.GRPCError(grpclib.const.Status.UNAUTHENTICATED, "no such token")
             refusals = self.service.refusals.get(name)
             if refusals:
                 raise grpclib.exceptions.GRPCError(refusals.pop(0), "the stand-in was told to")
@@ -109,8 +111,6 @@ class _Api(_Only, api_grpc.ModalClientBase):
 
     async def ClientHello(self, stream):
         await stream.recv_message()
-        if stream.metadata.get("x-modal-token-id") != "ak-stand-in":
-            raise grpclib.exceptions.GRPCError(grpclib.const.Status.UNAUTHENTICATED, "no such token")
         await stream.send_message(api_pb2.ClientHelloResponse(image_builder_version="2024.10"))
 
     async def AuthTokenGet(self, stream):
@@ -179,7 +179,9 @@ class _Api(_Only, api_grpc.ModalClientBase):
         service.sandboxes[sandbox_id] = sandbox
         if wanted.image_id in service.snapshots:
             await copy(["cp", "-a", f"{service.snapshots[wanted.image_id]}/.", f"/proc/{first}/root/work/"])
-        await stream.send_message(api_pb2.SandboxCreateV2Response(sandbox_id=sandbox_id, task_id=f"ta-{sandbox_id}"))
+        await stream.send_message(
+            api_pb2.SandboxCreateV2Response(sandbox_id=sandbox_id, task_id=f"ta-{sandbox_id}")
+        )
 
     async def SandboxGetTaskIdV2(self, stream):
         request = await stream.recv_message()
@@ -224,7 +226,9 @@ class _Api(_Only, api_grpc.ModalClientBase):
 
     async def SandboxGetCommandRouterAccess(self, stream):
         await stream.recv_message()
-        await stream.send_message(api_pb2.SandboxGetCommandRouterAccessResponse(url=self.service.url, jwt=_JWT))
+        await stream.send_message(
+            api_pb2.SandboxGetCommandRouterAccessResponse(url=self.service.url, jwt=_JWT)
+        )
 
 
 @concrete

@@ -324,6 +324,11 @@ def _run(job: dict[str, Any]) -> int:
     """Run one command to its end; return an exit code, 128 + n for signal n."""
     if os.readlink("/proc/self/ns/pid") == job["outside"]:
         raise RefusedError("the sandbox has no pid namespace of its own")
+    if job["uid"]:  # a container engine sets it itself
+        import ctypes
+
+        if ctypes.CDLL(None).prctl(38, 1, 0, 0, 0):  # no new privileges, for whatever this becomes
+            raise OSError("no_new_privs could not be set")
     os.write(1, READY)
     word = b""
     while not word.endswith(b"\n"):
@@ -357,10 +362,6 @@ def _begin(job: dict[str, Any]) -> None:
     try:
         os.setsid()
         _drop(job["uid"])
-        with contextlib.suppress(Exception):  # an engine sets it too
-            import ctypes
-
-            ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)  # no new privileges
         for name, (soft, hard) in job["limits"].items():
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(getattr(resource, "RLIMIT_" + name), (soft, hard))
@@ -442,7 +443,33 @@ def _events() -> dict[str, int]:
     return found
 
 
+def _end_runs(outside: str) -> None:
+    """Kill `run`s whose client was let go, so that none starts anything any more."""
+    if os.readlink("/proc/self/ns/pid") == outside:
+        raise RefusedError("the sandbox has no pid namespace of its own")
+    ours = _words("self")[:-2]
+    for _ in range(500):
+        runs = [
+            name for name in filter(str.isdigit, os.listdir("/proc")) if _words(name)[:-1] == [*ours, b"run"]
+        ]
+        if not runs:
+            return
+        for name in runs:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(name), signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _words(name: str) -> list[bytes]:
+    try:
+        with open(f"/proc/{name}/cmdline", "rb") as file:
+            return file.read().split(b"\0")[:-1]
+    except OSError:
+        return []
+
+
 def _sweep(job: dict[str, Any]) -> int:
+    _end_runs(job["outside"])
     gone = _kill_all(job["uid"], job["outside"])
     for folder in job["temporary"]:
         _empty(folder)

@@ -306,9 +306,7 @@ class _Machine:
         self._name = f"headway-{uuid.uuid4().hex}"
         image = service.image
         if self.image_id:
-            image = await service.again(
-                "find a snapshot", lambda: service.sdk.Image.from_id.aio(self.image_id, client=service.client)
-            )
+            image = service.sdk.Image.from_id(self.image_id, client=service.client)
         memory = settings.memory_mb + settings.work_mb + settings.tmpfs_mb + _BESIDE_MB
 
         async def create() -> Any:
