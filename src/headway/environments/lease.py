@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.clock import stopwatch
@@ -26,6 +25,8 @@ from headway.core.protocols import ExecResult
 from headway.environments.record import Call, Record
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from headway.core.protocols import ExecLimits, Sandbox, SandboxProvider
 
 
@@ -51,6 +52,7 @@ class SandboxLease:
         self._labels = {"run": run_id, "rollout": rollout}
         self._emit = emit
         self.record = record or Record()
+        self.store: Path | None = None  # where the record's snapshots are
         self._calling = 0  # calls in progress
         self._lock = asyncio.Lock()
         self._decided = asyncio.Event()  # granted or released
@@ -119,6 +121,14 @@ class SandboxLease:
     async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         """Read a file; see `Sandbox`."""
         return await self._call(Call.read(path, max_bytes), Call.run)
+
+    async def upload(self, path: str, archive: bytes) -> None:
+        """Put what an archive holds into a folder; see `Sandbox`."""
+        await self._call(Call.upload(path, archive), Call.run)
+
+    async def download(self, path: str, max_bytes: int = 64 << 20, max_files: int = 10_000) -> bytes:
+        """Return a file or folder as an archive; see `Sandbox`."""
+        return await self._call(Call.download(path, max_bytes, max_files), Call.run)
 
     async def _call(self, call: Call, run: Callable[[Call, Sandbox], Awaitable[Any]]) -> Any:
         """Answer from the record, or do it and record it."""
@@ -190,16 +200,18 @@ class SandboxLease:
                 remedy='An environment that declares resume = "replay" or "snapshot" gets it rebuilt',
             )
 
-    async def snapshot(self, path: Path) -> bool:
-        """Copy the sandbox's state to `path` and let the record name it; return whether that was done.
+    async def snapshot(self, labels: Mapping[str, str]) -> bool:
+        """Store the sandbox's state and let the record name it; return whether that was done.
 
-        Not while a call is in progress, which would be in it by half.
+        Not while a call is in progress, which would be in it by half. A state that is lost is not stored.
         """
-        if self._inner is None or self._calling or not self._provider.snapshots:
+        if self._inner is None or self._calling or self.store is None or not self._provider.snapshots:
             return False
         num_calls = len(self.record.calls)
-        await self._provider.snapshot(self._id, path)
-        self.record.snapshot, self.record.num_calls_in_snapshot = str(path), num_calls
+        if not await self._provider.alive(self._id):
+            return False
+        digest = await self._provider.snapshot(self._id, self.store, {**self._labels, **labels})
+        self.record.snapshot, self.record.num_calls_in_snapshot = digest, num_calls
         return True
 
     async def _ready(self) -> Sandbox:
@@ -215,10 +227,10 @@ class SandboxLease:
         """Create the sandbox and bring it to the state that the record tells of."""
         record, sandbox = self.record, None
         first = record.num_calls_in_snapshot
-        if record.snapshot and self._provider.snapshots:
+        if record.snapshot and self.store is not None and self._provider.snapshots:
             # Without its snapshot (a later one took its place) the whole record gives the same state.
             with contextlib.suppress(SandboxError):
-                sandbox = await self._provider.restore(self._id, self._labels, Path(record.snapshot))
+                sandbox = await self._provider.restore(self._id, self._labels, self.store, record.snapshot)
         if sandbox is None:
             sandbox, first = await self._provider.create(self._id, self._labels), 0
         try:

@@ -20,17 +20,22 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee
 from headway.sandbox import files
-from headway.sandbox.copies import copy_tree
+from headway.sandbox.blocking import to_its_end
+from headway.sandbox.images import Image, image_of
 from headway.sandbox.layout import SANDBOX_ENV, VIEW_TOOLS, Layout, find_bwrap
 from headway.sandbox.preflight import guarantees, unavailable
 from headway.sandbox.process import Limits, run_contained
 from headway.sandbox.settings import SandboxSettings
+from headway.sandbox.store import Index, Store
+from headway.sandbox.tars import Allowance, pack, unpack
+from headway.sandbox.trees import copy_tree
 
 
 class BubblewrapProvider:
@@ -41,14 +46,16 @@ class BubblewrapProvider:
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self._settings = settings or SandboxSettings()
         self._live: dict[str, BubblewrapSandbox] = {}
+        self._stores: dict[Path, Store] = {}
         self._layout: Layout | None = None
+        self._image: Image | None = None
 
     async def preflight(self) -> list[Guarantee]:
         """Run one command and say what holds.
 
         Raises SandboxUnavailableError with the remedy when no command can run.
         """
-        layout = self.layout()
+        layout, image = self.layout(), await self.image()
         probe = BubblewrapSandbox("preflight", {"run": f"preflight-{os.getpid()}"}, self)
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
@@ -58,7 +65,8 @@ class BubblewrapProvider:
             await probe.terminate()
         if result.stdout != "ok\n":
             raise unavailable(result.stderr or f"python3 ended with {result.rc}")
-        return guarantees(pids=layout.drop_uid or os.geteuid() != 0)
+        copied = None if image is None else image.kind == "work"
+        return guarantees(pids=layout.drop_uid or os.geteuid() != 0, copied=copied)
 
     async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> BubblewrapSandbox:
         """Make a sandbox; label `run` names the run that `reap` would end it with."""
@@ -79,32 +87,48 @@ class BubblewrapProvider:
         sandbox = self._live.get(sandbox_id)
         return sandbox is not None and sandbox.intact
 
-    async def snapshot(self, sandbox_id: str, path: Path) -> None:
-        """Copy the work folder to `path` (copies.py says what is kept of it).
+    async def snapshot(self, sandbox_id: str, store: Path, labels: Mapping[str, str]) -> str:
+        """Store what is in the work folder (trees.py says what is kept of it); see `SandboxProvider`."""
+        return await self._of(sandbox_id).take(self._store(store), labels)
 
-        Raises SandboxError when there is no such sandbox, or it cannot be copied.
-        """
-        sandbox = self._live.get(sandbox_id)
-        if sandbox is None:
-            raise SandboxError("only a live sandbox can be copied", value=sandbox_id)
-        await sandbox.copy_to(path)
-
-    async def restore(self, sandbox_id: str, labels: Mapping[str, str], path: Path) -> BubblewrapSandbox:
-        """Make a sandbox whose work folder is a copy of a snapshot.
-
-        Raises SandboxError when the snapshot is not there; nothing is left behind then.
-        """
+    async def restore(
+        self, sandbox_id: str, labels: Mapping[str, str], store: Path, digest: str
+    ) -> BubblewrapSandbox:
+        """Make a sandbox whose work folder holds what a snapshot does; see `SandboxProvider`."""
         sandbox = await self.create(sandbox_id, labels)
         try:
-            await sandbox.copy_from(path)
+            await sandbox.put(self._store(store), digest)
         except BaseException:
             await sandbox.terminate()
             raise
         return sandbox
 
-    async def discard(self, path: Path) -> None:
-        """Remove a snapshot; idempotent."""
-        await asyncio.to_thread(files.remove_tree, path)
+    async def fork(self, sandbox_id: str, new_id: str, labels: Mapping[str, str]) -> BubblewrapSandbox:
+        """Make a sandbox whose work folder is a copy of a live one's; see `SandboxProvider`."""
+        source, sandbox = self._of(sandbox_id), await self.create(new_id, labels)
+        try:
+            await source.copy_to(sandbox)
+        except BaseException:
+            await sandbox.terminate()
+            raise
+        return sandbox
+
+    async def reset(self, sandbox_id: str, store: Path, digest: str) -> None:
+        """Give a sandbox what a snapshot holds for all that it has; see `SandboxProvider`."""
+        await self._of(sandbox_id).put(self._store(store), digest)
+
+    async def discard(self, store: Path, digest: str) -> None:
+        """Remove a snapshot, and what no other one needs; idempotent."""
+        await asyncio.to_thread(self._store(store).discard, digest)
+
+    def _of(self, sandbox_id: str) -> BubblewrapSandbox:
+        sandbox = self._live.get(sandbox_id)
+        if sandbox is None:
+            raise SandboxError("there must be a live sandbox of this id", value=sandbox_id)
+        return sandbox
+
+    def _store(self, path: Path) -> Store:
+        return self._stores.setdefault(path, Store(path))
 
     async def list(self, labels: Mapping[str, str]) -> list[str]:
         """Return ids of this provider's live sandboxes whose labels include these."""
@@ -147,6 +171,15 @@ class BubblewrapProvider:
             self._layout = Layout(find_bwrap(), self._settings, drop_uid)
         return self._layout
 
+    async def image(self) -> Image | None:
+        """Return what every sandbox begins with, built at first use."""
+        if self._settings.image and self._image is None:
+            owner = self.layout().owner
+            self._image = await asyncio.to_thread(image_of, self._settings.image, owner)
+            if self._image is not None and self._image.kind == "python":
+                self._layout = replace(self.layout(), venv=str(self._image.path))
+        return self._image
+
     def root(self) -> Path:
         """Return the folder of all work folders, made and checked to be the caller's own."""
         if self._settings.directory:
@@ -177,6 +210,7 @@ class BubblewrapSandbox:
         self._provider = provider
         self._folder: Path | None = None
         self._inode = 0  # of the folder, which somebody might replace
+        self._index = Index()
         self._turn = asyncio.Lock()
         self._terminated = False
 
@@ -199,7 +233,8 @@ class BubblewrapSandbox:
         """
         settings = self._provider.settings
         async with self._turn:
-            folder = self._work()
+            folder = await self._work()
+            self._index.changed = True
             layout = self._provider.layout()
             wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
             return await run_contained(
@@ -213,12 +248,13 @@ class BubblewrapSandbox:
     async def write(self, path: str, data: bytes) -> None:
         """Write a file below /work."""
         async with self._turn:
-            files.write_file(self._work(), path, data, self._provider.layout().owner)
+            self._index.changed = True
+            files.write_file(await self._work(), path, data, self._provider.layout().owner)
 
     async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         """Return at most the first `max_bytes` of a file below /work; links are never followed."""
         async with self._turn:
-            return files.read_file(self._work(), path, max_bytes)
+            return files.read_file(await self._work(), path, max_bytes)
 
     @property
     def intact(self) -> bool:
@@ -230,17 +266,48 @@ class BubblewrapSandbox:
         except OSError:
             return False
 
-    async def copy_to(self, path: Path) -> None:
-        """Copy the work folder to a new `path`; a command that runs ends first."""
+    async def take(self, store: Store, labels: Mapping[str, str]) -> str:
+        """Store what is in the work folder; a command that runs ends first."""
         async with self._turn:
-            await _to_its_end(copy_tree, self._work(), path)
+            folder = await self._whole_work()
+            return await to_its_end(lambda: store.take(folder, labels, self._index))
 
-    async def copy_from(self, path: Path) -> None:
-        """Begin with a copy of `path` as the work folder."""
+    async def put(self, store: Store, digest: str) -> None:
+        """Hold what a snapshot does, and nothing else; a command that runs ends first."""
+        owner = self._provider.layout().owner
         async with self._turn:
-            folder = self._place()
-            await _to_its_end(copy_tree, path, folder)
-            self._folder, self._inode = folder, folder.lstat().st_ino
+            await self._refill(lambda draft: store.put(digest, draft, owner))
+
+    async def copy_to(self, other: BubblewrapSandbox) -> None:
+        """Give a new sandbox a copy of the work folder; a command that runs ends first."""
+        owner = self._provider.layout().owner
+        async with self._turn, other._turn:
+            folder = await self._whole_work()
+            await other._refill(lambda draft: copy_tree(folder, draft, owner))
+
+    async def _refill(self, fill: Callable[[Path], None]) -> None:
+        """Put a folder that `fill` has filled in the place of the work folder, whole or not at all."""
+        folder = self._place()
+        # Names that no quoted id has; `reap` finds what a killed process left of them.
+        draft, old = (folder.with_name(f"{folder.name}%{what}") for what in ("draft", "old"))
+
+        def work() -> None:
+            try:
+                for path in (draft, old):
+                    files.remove_tree(path)
+                draft.mkdir(mode=0o700, parents=True)
+                fill(draft)
+                if self._folder is not None:
+                    folder.rename(old)
+                draft.rename(folder)
+                self._folder, self._inode, self._index = folder, folder.lstat().st_ino, Index()
+            except OSError as error:
+                raise SandboxError(f"a work folder cannot be made: {error}", value=str(folder)) from error
+            finally:
+                for path in (draft, old):
+                    files.remove_tree(path)
+
+        await to_its_end(work)
 
     async def terminate(self) -> None:
         """End the running command within a tenth of a second and remove the files; idempotent."""
@@ -253,9 +320,35 @@ class BubblewrapSandbox:
                 self._folder = None
         self._provider.forget(self._id)
 
-    def _work(self) -> Path:
+    async def upload(self, path: str, archive: bytes) -> None:
+        """Put what a tar archive holds below a folder of /work; see `Sandbox`."""
+        settings, owner = self._provider.settings, self._provider.layout().owner
+        limits = Allowance(settings.work_mb << 20, settings.max_files)
+        async with self._turn:
+            folder = await self._work()
+            self._index.changed = True
+
+            def work() -> None:
+                held, num_files = files.usage(folder, limits.max_bytes, limits.max_files)
+                limits.max_bytes, limits.max_files = limits.max_bytes - held, limits.max_files - num_files
+                unpack(archive, folder, path, owner, limits)
+
+            await to_its_end(work)
+
+    async def download(self, path: str, max_bytes: int = 64 << 20, max_files: int = 10_000) -> bytes:
+        """Return a file or folder of /work as a tar archive; see `Sandbox`."""
+        async with self._turn:
+            folder = await self._work()
+            return await to_its_end(lambda: pack(folder, path, Allowance(max_bytes, max_files)))
+
+    async def _work(self) -> Path:
         """Return the work folder, made at first use."""
-        if self._folder is None:
+        image = await self._provider.image()
+        if self._folder is None and image is not None and image.kind == "work":
+            owner = self._provider.layout().owner
+            await self._refill(lambda draft: copy_tree(image.path, draft, owner))
+            assert self._folder is not None
+        elif self._folder is None:
             folder = self._place()
             owner = self._provider.layout().owner
             try:
@@ -269,6 +362,13 @@ class BubblewrapSandbox:
         elif self._terminated:
             raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         return self._folder
+
+    async def _whole_work(self) -> Path:
+        """Return the work folder, and make sure that it is the one that was made."""
+        folder = await self._work()
+        if not self.intact:
+            raise SandboxError("what was done in the sandbox is gone", value=self._id)
+        return folder
 
     def _place(self) -> Path:
         """Return where the work folder is to be."""
@@ -286,13 +386,3 @@ class BubblewrapSandbox:
         if num_bytes > max_bytes:
             return "disk"
         return "inodes" if num_files > settings.max_files else None
-
-
-async def _to_its_end(work: Callable[[Path, Path], None], source: Path, target: Path) -> None:
-    """Do blocking work in a thread; a cancelled caller waits for its end, for nobody else may touch both."""
-    done = asyncio.get_running_loop().run_in_executor(None, work, source, target)
-    try:
-        await asyncio.shield(done)
-    except asyncio.CancelledError:
-        await asyncio.wait([done])
-        raise

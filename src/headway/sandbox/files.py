@@ -16,12 +16,12 @@ from pathlib import Path
 from headway.core.errors import SandboxError
 from headway.sandbox.layout import WORK
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # nothing is followed
 
 
 def open_root(root: Path | int) -> int:
     """Open a work folder that is named by its path, or by a descriptor that stays the caller's."""
-    return os.open(".", _FOLDER, dir_fd=root) if isinstance(root, int) else os.open(root, _FOLDER)
+    return os.open(".", FOLDER, dir_fd=root) if isinstance(root, int) else os.open(root, FOLDER)
 
 
 def write_file(root: Path | int, path: str, data: bytes, owner: int | None) -> None:
@@ -44,11 +44,14 @@ def read_file(root: Path | int, path: str, max_bytes: int) -> bytes:
             return file.read(max_bytes)
 
 
-def parts_of(path: str) -> list[str]:
-    """Return the components of a path below the work folder. Raises SandboxError for one that leads out."""
-    inside = path.removeprefix(WORK + "/") if path.startswith("/") else path
+def parts_of(path: str, *, whole: bool = False) -> list[str]:
+    """Return the names on the way to a path of the sandbox; `whole` allows the work folder itself, [].
+
+    Raises SandboxError for one that leads out.
+    """
+    inside = path.removeprefix(WORK).removeprefix("/") if f"{path}/".startswith(f"{WORK}/") else path
     parts = [part for part in inside.split("/") if part not in ("", ".")]
-    if inside.startswith("/") or not parts or ".." in parts or "\0" in path:
+    if inside.startswith("/") or not (parts or whole) or ".." in parts or "\0" in path:
         raise SandboxError(f"a sandbox path must lie below {WORK}", value=path)
     return parts
 
@@ -71,7 +74,7 @@ def _parent(
                     os.mkdir(folder, 0o755, dir_fd=at)
                     if owner is not None:
                         os.chown(folder, owner, owner, dir_fd=at, follow_symlinks=False)
-                at = os.open(folder, _FOLDER, dir_fd=at)
+                at = os.open(folder, FOLDER, dir_fd=at)
             except OSError as error:
                 raise _refused(path, error) from None
             stack.callback(os.close, at)
@@ -138,7 +141,7 @@ def remove_tree(root: Path) -> None:
     """
     try:
         os.chmod(root, 0o700)
-        fd = os.open(root, _FOLDER)
+        fd = os.open(root, FOLDER)
     except FileNotFoundError:
         return
     path: list[tuple[str, list[str]]] = []  # (a folder's name, what is left to do in its parent)
@@ -149,19 +152,20 @@ def remove_tree(root: Path) -> None:
                 name = left.pop()
                 os.chmod(name, 0o700, dir_fd=fd)
                 path.append((name, left))
-                fd = _move(fd, name)
+                fd = move(fd, name)
                 left = _unlink_files(fd)
             else:
                 name, left = path.pop()
-                fd = _move(fd, "..")
+                fd = move(fd, "..")
                 os.rmdir(name, dir_fd=fd)
     finally:
         os.close(fd)
     os.rmdir(root)
 
 
-def _move(fd: int, name: str) -> int:
-    there = os.open(name, _FOLDER, dir_fd=fd)
+def move(fd: int, name: str) -> int:
+    """Open folder `name` of the open folder `fd`, which is closed."""
+    there = os.open(name, FOLDER, dir_fd=fd)
     os.close(fd)
     return there
 
