@@ -58,6 +58,7 @@ def made(state):
 
 class _OverAStandin(SandboxContract):
     engine = "docker"
+    uid = "65534"
 
     @pytest.fixture
     def provider(self, state):
@@ -239,6 +240,8 @@ def _real_engine():
 
 @pytest.mark.skipif(_real_engine() is None, reason=f"no container engine with the image {IMAGE} runs here")
 class TestARealEngine(SandboxContract):
+    uid = "65534"
+
     @pytest.fixture
     def provider(self):
         return ContainerProvider(SandboxSettings(wall_s=20), _real_engine())

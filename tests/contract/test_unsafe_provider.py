@@ -22,6 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*unsafe-local")
 
 
 class TestUnsafe(SandboxContract):
+    uid = str(os.geteuid())
+
     @pytest.fixture
     def provider(self, tmp_path):
         directory = str(tmp_path / "sandboxes")

@@ -62,12 +62,11 @@ def concrete(cls):
 
 
 class Service:
-    """All that there is: sandboxes by id, snapshots by id, programs by id."""
+    """All that there is: sandboxes by id, programs by id."""
 
     def __init__(self, folder):
         self.folder = folder
         self.sandboxes = {}
-        self.snapshots = {}
         self.programs = {}
         self.calls = []
         self.refusals = {}  # call -> statuses to answer with, first to last
@@ -140,12 +139,6 @@ class _Api(_Only, api_grpc.ModalClientBase):
             )
         )
 
-    async def ImageFromId(self, stream):
-        request = await stream.recv_message()
-        if request.image_id not in self.service.snapshots:
-            raise grpclib.exceptions.GRPCError(grpclib.const.Status.NOT_FOUND, "no such image")
-        await stream.send_message(api_pb2.ImageFromIdResponse(image_id=request.image_id))
-
     async def SandboxCreateV2(self, stream):
         request = await stream.recv_message()
         wanted = request.definition
@@ -172,13 +165,12 @@ class _Api(_Only, api_grpc.ModalClientBase):
             drop_caps=False,
         )
         sandbox = {
-            "id": sandbox_id, "name": wanted.name, "guard": guard, "first": first, "started": box.started(first),
-            "folder": folder, "ended": None, "created": time.time(), "definition": wanted,
+            "id": sandbox_id, "name": wanted.name, "guard": guard, "first": first,
+            "started": box.started(first), "folder": folder, "ended": None, "created": time.time(),
+            "definition": wanted,
             "tags": {tag.tag_name: tag.tag_value for tag in request.tags},
         }  # fmt: skip
         service.sandboxes[sandbox_id] = sandbox
-        if wanted.image_id in service.snapshots:
-            await copy(["cp", "-a", f"{service.snapshots[wanted.image_id]}/.", f"/proc/{first}/root/work/"])
         await stream.send_message(
             api_pb2.SandboxCreateV2Response(sandbox_id=sandbox_id, task_id=f"ta-{sandbox_id}")
         )
@@ -275,20 +267,6 @@ class _Router(_Only, task_command_router_grpc.TaskCommandRouterBase):
         code = await self.service.programs[request.exec_id].wait()
         answer = {"code": code} if code >= 0 else {"signal": -code}
         await stream.send_message(router_pb2.TaskExecWaitResponse(**answer))
-
-    async def TaskSnapshotFilesystem(self, stream):
-        request = await stream.recv_message()
-        sandbox = self.service.sandboxes[request.task_id.removeprefix("ta-")]
-        image_id = self.service.new("im")
-        place = self.service.folder / image_id
-        await copy(["cp", "-a", f"/proc/{sandbox['first']}/root/work", str(place)])
-        self.service.snapshots[image_id] = place
-        await stream.send_message(router_pb2.TaskSnapshotFilesystemResponse(image_id=image_id))
-
-
-async def copy(command):
-    program = await asyncio.create_subprocess_exec(*command)
-    assert await program.wait() == 0
 
 
 def destroy(sandbox):

@@ -21,15 +21,13 @@ import shutil
 import socket
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import Guarantee
-from headway.sandbox import command_line, files
-from headway.sandbox.remote import MODEL_UID, WORK, Output, RemoteSandbox, program
-from headway.sandbox.roster import Roster
-from headway.sandbox.whole import whole
+from headway.sandbox import command_line
+from headway.sandbox.machine import MODEL_UID, WORK, Output, program
+from headway.sandbox.remote_provider import RemoteProvider
 
 if TYPE_CHECKING:
     from headway.sandbox.settings import SandboxSettings
@@ -43,17 +41,14 @@ _BESIDE_PROCESSES = 4  # first process, inside.py, and the engine's own
 _BESIDE_MB = 64  # memory of those
 
 
-class ContainerProvider:
+class ContainerProvider(RemoteProvider):
     """Makes sandboxes with a container engine."""
 
-    snapshots = True
-    spawns = False
     pauses = True
 
     def __init__(self, settings: SandboxSettings, engine: Engine) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._engine: Engine = engine
-        self._roster: Roster[RemoteSandbox] = Roster(settings.max_live)
 
     async def preflight(self) -> list[Guarantee]:
         """Ask the engine, look for the image, run one command, and say what holds.
@@ -85,11 +80,12 @@ class ContainerProvider:
                 key="sandbox.container_image",
                 remedy=f"Run `{engine} pull {image}` (nothing is pulled during a run), or name another image",
             )
+        await self.image()
         await self._probe()
         return _guarantees(engine)
 
     async def _probe(self) -> None:
-        probe = self._sandbox("preflight", {"run": f"preflight-{os.getpid()}"})
+        probe = self.new("preflight", {"run": f"preflight-{os.getpid()}"})
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
         except SandboxError as error:
@@ -108,45 +104,6 @@ class ContainerProvider:
                 remedy="Name an image with Python 3.8 or later by sandbox.container_image",
             )
 
-    async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> RemoteSandbox:
-        """Make a sandbox, its container at the first use; label `run` is what `reap` would end it by."""
-        sandbox = self._sandbox(sandbox_id, labels)
-        self._roster.add(sandbox)
-        return sandbox
-
-    async def alive(self, sandbox_id: str) -> bool:
-        """Say whether a sandbox's container is there and runs."""
-        sandbox = self._roster.get(sandbox_id)
-        return sandbox is not None and await sandbox.intact()
-
-    async def snapshot(self, sandbox_id: str, path: Path) -> None:
-        """Copy the work folder to `path` on the host (inside.py says what is kept of it).
-
-        Raises SandboxError when there is no such sandbox, or it cannot be copied.
-        """
-        await self._roster.wanted(sandbox_id).copy_to(path)
-
-    async def restore(self, sandbox_id: str, labels: Mapping[str, str], path: Path) -> RemoteSandbox:
-        """Make a sandbox whose work folder is a copy of a snapshot.
-
-        Raises SandboxError when the snapshot is not there; nothing is left behind then.
-        """
-        sandbox = await self.create(sandbox_id, labels)
-        try:
-            await sandbox.copy_from(path)
-        except BaseException:
-            await whole(sandbox.terminate())
-            raise
-        return sandbox
-
-    async def discard(self, path: Path) -> None:
-        """Remove a snapshot; idempotent."""
-        await asyncio.to_thread(files.remove_tree, path)
-
-    async def list(self, labels: Mapping[str, str]) -> list[str]:
-        """Return ids of this provider's live sandboxes whose labels include these."""
-        return [sandbox.id for sandbox in self._roster.having(labels)]
-
     async def reap(self, run_id: str) -> int:
         """End every container of a run, whoever made it, and what of it was never made."""
         ended = 0
@@ -163,11 +120,9 @@ class ContainerProvider:
             ended += 1
         return ended
 
-    def _sandbox(self, sandbox_id: str, labels: Mapping[str, str]) -> RemoteSandbox:
-        machine = _Container(self._engine, self._settings, sandbox_id, labels)
-        return RemoteSandbox(
-            sandbox_id, labels, machine, self._settings, on_end=lambda: self._roster.forget(sandbox_id)
-        )
+    def machine(self, sandbox_id: str, labels: Mapping[str, str]) -> _Container:
+        """Return a container that is not made yet."""
+        return _Container(self._engine, self._settings, sandbox_id, labels)
 
 
 async def remove(engine: str, container: str) -> None:

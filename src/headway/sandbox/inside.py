@@ -157,8 +157,11 @@ def unpack(source: BinaryIO, folder: int, max_bytes: int, max_entries: int) -> N
                 path.append((mode, mtime))
             elif kind == b"L":
                 os.symlink(to, name, dir_fd=here)
+                os.utime(name, ns=(mtime, mtime), dir_fd=here, follow_symlinks=False)
             elif kind == b"P":
-                os.mkfifo(name, mode, dir_fd=here)
+                os.mkfifo(name, 0o600, dir_fd=here)
+                os.chmod(name, mode, dir_fd=here)
+                os.utime(name, ns=(mtime, mtime), dir_fd=here)
             elif kind == b"F":
                 num_bytes += _unpack_file(source, here, (name, mode, mtime, length), max_bytes - num_bytes)
             else:
@@ -506,6 +509,7 @@ def main(verb: str, text: str) -> int:
         elif verb == "pack":
             pack(os.open(job["work"], _FOLDER), sys.stdout.buffer)
         else:
+            _empty(job["work"])
             unpack(sys.stdin.buffer, os.open(job["work"], _FOLDER), job["max_bytes"], job["max_entries"])
     except (OSError, RefusedError) as error:
         sys.stderr.write(f"{getattr(error, 'strerror', None) or error}\n")

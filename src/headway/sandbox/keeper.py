@@ -123,6 +123,12 @@ def _nothing(_signum: int, _frame: object) -> None:
     """Let a signal wake the loop and do nothing else."""
 
 
+def _tell(report: int, line: str) -> None:
+    """Report, to a controller that may be gone: what is left to do is done all the same."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(report, f"{line}\n".encode())
+
+
 class _Watch:
     """What is known of the command and of what descends from it."""
 
@@ -189,7 +195,7 @@ def main(arguments: list[str]) -> None:
         _begin(folder, command, limits, keeper, [life, report, woken, wake])
     for fd in (0, 1, 2):  # the command's; held here, they would never come to their end
         os.close(fd)
-    os.write(report, f"started {first}\n".encode())
+    _tell(report, f"started {first}")
     watch = _Watch(first)
     cause = "exit"
     due = time.monotonic() + _LOOK_S
@@ -211,8 +217,7 @@ def main(arguments: list[str]) -> None:
     watch.end()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of all that was reaped, and its largest process
     memory = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    told = f"ended {watch.status or 0} {cause} {used.ru_utime + used.ru_stime:.6f} {memory}\n"
-    os.write(report, told.encode())
+    _tell(report, f"ended {watch.status or 0} {cause} {used.ru_utime + used.ru_stime:.6f} {memory}")
 
 
 if __name__ == "__main__":

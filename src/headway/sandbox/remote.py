@@ -19,81 +19,31 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, SandboxStats
-from headway.sandbox import files, inside
+from headway.sandbox import files, inside, tars
+from headway.sandbox.blocking import to_its_end
 from headway.sandbox.causes import exit_cause, signal_cause
 from headway.sandbox.limited import WithoutSpawns
+from headway.sandbox.machine import TEMPORARY, WORK, Machine, Output, program
 from headway.sandbox.sink import Sink
-from headway.sandbox.whole import to_its_end, whole
+from headway.sandbox.streams import Spool, once, packed, pieces, scratch, unpacked
+from headway.sandbox.tars import Allowance
+from headway.sandbox.whole import whole
 
 if TYPE_CHECKING:
+    from headway.sandbox.images import Image
     from headway.sandbox.settings import SandboxSettings
+    from headway.sandbox.store import Store
 
-MODEL_UID = 65534
-WORK = "/work"
-_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "LANG": "C.UTF-8"}
-TEMPORARY = ("/tmp", "/dev/shm")
-_INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
 _CALL_S = 60.0  # for a call that is not the model's
-_PIECE_BYTES = 1 << 16
-_RECORD_BYTES = 4096  # of a stream, for each file, at most on average
-
-
+_TOLD_BYTES = 1 << 16
 Events: TypeAlias = Mapping[str, int]  # how often limits were met so far (oom, pids), and whether full now
-
-
-def program(verb: str, job: Mapping[str, object] | None = None) -> list[str]:
-    """Return the command line of inside.py with a verb."""
-    return ["python3", "-I", "-S", "-B", "-c", _INSIDE, verb, json.dumps(dict(job or {}))]
-
-
-class Output(Protocol):
-    """What takes up a stream."""
-
-    def feed(self, data: bytes) -> None:
-        """Take up a piece."""
-        ...
-
-
-class Machine(Protocol):
-    """One machine; a provider knows how to make it. Every failure is a SandboxError."""
-
-    drop_uid: int  # inside.py gives up root for this uid; 0 where its programs start as the model's user
-    watched: bool  # whether inside.py watches the size of the work folder, which nothing else bounds
-    pauses: bool
-
-    async def make(self) -> None:
-        """Make it, or leave nothing behind."""
-        ...
-
-    async def call(self, argv: Sequence[str], feed: AsyncIterator[bytes], out: Output, err: Output) -> int:
-        """Run a program to its end and return its exit code, 128 + n for signal n.
-
-        Cancelling lets go of it; the program may run on.
-        """
-        ...
-
-    async def make_room(self) -> None:
-        """Let one more program start where the machine is full of processes."""
-        ...
-
-    async def hold(self, still: bool) -> None:
-        """Freeze every process, or let them go on."""
-        ...
-
-    async def there(self) -> bool:
-        """Say whether it still exists and runs; cheap."""
-        ...
-
-    async def end(self) -> None:
-        """End it and everything in it; idempotent."""
-        ...
 
 
 class RemoteSandbox(WithoutSpawns):
@@ -106,9 +56,11 @@ class RemoteSandbox(WithoutSpawns):
         machine: Machine,
         settings: SandboxSettings,
         *,
+        image: Callable[[], Awaitable[Image | None]],
         on_end: Callable[[], None],
     ) -> None:
         self._id = sandbox_id
+        self._image = image
         self._on_end = on_end
         self.labels = dict(labels)
         self.machine = machine
@@ -161,7 +113,7 @@ class RemoteSandbox(WithoutSpawns):
         job = self._job() | {"parts": files.parts_of(path)}
         async with self._turn:
             await self._use()
-            await self._file_call("write", job, _once(data), Sink(0), path)
+            await self._file_call("write", job, once(data), Sink(0), path)
 
     async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         """Return at most the first `max_bytes` of a file below /work; no link is followed."""
@@ -169,7 +121,7 @@ class RemoteSandbox(WithoutSpawns):
         out = Sink(max_bytes)
         async with self._turn:
             await self._use()
-            await self._file_call("read", job, _once(b""), out, path)
+            await self._file_call("read", job, once(b""), out, path)
         return out.data
 
     async def prepare(self) -> None:
@@ -195,30 +147,80 @@ class RemoteSandbox(WithoutSpawns):
             return False
         return not self._made or await self.machine.there()
 
-    async def copy_to(self, path: Path) -> None:
-        """Copy the work folder to a new `path` of the host, whole or not at all."""
-        most = self._settings.work_mb << 20
+    async def take(self, store: Store, labels: Mapping[str, str]) -> str:
+        """Store what is in the work folder; a command that runs ends first."""
         async with self._turn:
             await self._use()
-            with tempfile.TemporaryFile() as stream:
-                out = _File(stream, most + (self._settings.max_files + 1) * _RECORD_BYTES)
-                await self._file_call("pack", self._job(), _once(b""), out, str(path))
-                if out.is_over:
-                    raise SandboxError(
-                        "a work folder that is copied must keep to sandbox.work_mb", value=most
-                    )
-                stream.seek(0)
-                await to_its_end(lambda: _unpack(stream, path, most, self._settings.max_files))
+            async with self._fetched() as folder:
+                return await to_its_end(lambda: store.take(folder, labels))
 
-    async def copy_from(self, path: Path) -> None:
-        """Begin with a copy of folder `path` as the work folder."""
-        limits = {"max_bytes": self._settings.work_mb << 20, "max_entries": self._settings.max_files}
+    async def put(self, store: Store, digest: str) -> None:
+        """Hold what a snapshot does, and nothing else; a command that runs ends first."""
+        async with self._turn, scratch() as folder:
+            await to_its_end(lambda: store.put(digest, folder, None))
+            await self._use()
+            await self._send(folder)
+
+    async def copy_to(self, other: RemoteSandbox) -> None:
+        """Give a new sandbox a copy of the work folder; a command that runs ends first."""
+        async with self._turn, other._turn:
+            await self._use()
+            async with self._fetched() as folder:
+                await other._use()
+                await other._send(folder)
+
+    async def upload(self, path: str, archive: bytes) -> None:
+        """Put what a tar archive holds below a folder of /work; see `Sandbox`.
+
+        The work folder passes twice: what the archive does is done on the host, and checked there.
+        """
+        settings = self._settings
+        limits = Allowance(settings.work_mb << 20, settings.max_files)
         async with self._turn:
+            await self._use()
+            async with self._fetched() as folder:
+
+                def work() -> None:
+                    held, num_files = files.usage(folder, limits.max_bytes, limits.max_files)
+                    limits.max_bytes, limits.max_files = limits.max_bytes - held, limits.max_files - num_files
+                    tars.unpack(archive, folder, path, None, limits)
+
+                try:
+                    await to_its_end(work)
+                finally:
+                    await self._send(folder)
+
+    async def download(self, path: str, max_bytes: int = 64 << 20, max_files: int = 10_000) -> bytes:
+        """Return a file or folder of /work as a tar archive; see `Sandbox`."""
+        async with self._turn:
+            await self._use()
+            async with self._fetched() as folder:
+                return await to_its_end(lambda: tars.pack(folder, path, Allowance(max_bytes, max_files)))
+
+    @contextlib.asynccontextmanager
+    async def _fetched(self) -> AsyncGenerator[Path]:
+        """Lend a copy of the work folder on the host."""
+        most, max_files = self._settings.work_mb << 20, self._settings.max_files
+        async with scratch() as folder:
             with tempfile.TemporaryFile() as stream:
-                await to_its_end(lambda: _pack(path, stream))
-                stream.seek(0)
-                await self._use()
-                await self._file_call("unpack", self._job() | limits, _pieces(stream), Sink(0), str(path))
+                out = Spool(stream, most, max_files)
+                await self._file_call("pack", self._job(), once(b""), out, WORK)
+                if out.is_over:
+                    raise SandboxError("a copied work folder must keep to sandbox.work_mb", value=most)
+                await to_its_end(lambda: unpacked(stream, folder, most, max_files))
+            yield folder
+
+    async def _send(self, folder: Path) -> None:
+        """Make the work folder hold what a folder of the host does; a machine where that fails is lost."""
+        limits = {"max_bytes": self._settings.work_mb << 20, "max_entries": self._settings.max_files}
+        with tempfile.TemporaryFile() as stream:
+            await to_its_end(lambda: packed(folder, stream))
+            try:
+                await self._file_call("unpack", self._job() | limits, pieces(stream), Sink(0), WORK)
+            except BaseException:
+                self._lost = True
+                await whole(self.machine.end())
+                raise
 
     async def terminate(self) -> None:
         """End every process and remove every file; idempotent."""
@@ -245,9 +247,12 @@ class RemoteSandbox(WithoutSpawns):
         if self._lost:
             raise SandboxError("the sandbox's machine is lost, and its files with it", value=self._id)
         if not self._made:
+            image = await self._image()
             try:
                 await whole(self.machine.make())  # what was begun can be undone only when it has ended
-                await self._file_call("prepare", self._job(), _once(b""), Sink(0), WORK)
+                await self._file_call("prepare", self._job(), once(b""), Sink(0), WORK)
+                if image is not None:
+                    await self._send(image.path)
             except BaseException:
                 await whole(self.machine.end())
                 raise
@@ -344,11 +349,11 @@ class RemoteSandbox(WithoutSpawns):
     async def _sweep(self) -> Events | None:
         """Kill whatever is left in the machine; None when that cannot be had."""
         for attempt in range(2):
-            out = Sink(_PIECE_BYTES)
+            out = Sink(_TOLD_BYTES)
             try:
                 if attempt:
                     await self.machine.make_room()
-                code = await self._bounded(program("sweep", self._job()), _once(b""), out, Sink(_PIECE_BYTES))
+                code = await self._bounded(program("sweep", self._job()), once(b""), out, Sink(_TOLD_BYTES))
                 told = cast("dict[str, Any]", json.loads(out.data) if code == 0 else {"gone": False})
                 if told["gone"] is True:
                     return {str(name): int(count) for name, count in told["events"].items()}
@@ -370,7 +375,7 @@ class RemoteSandbox(WithoutSpawns):
     async def _file_call(
         self, verb: str, job: Mapping[str, object], feed: AsyncIterator[bytes], out: Output, value: str
     ) -> None:
-        err = Sink(_PIECE_BYTES)
+        err = Sink(_TOLD_BYTES)
         code = await self._bounded(program(verb, job), feed, out, err)
         if code:
             said = err.text().strip() or f"exit code {code}"
@@ -421,66 +426,3 @@ def _resources(settings: SandboxSettings) -> dict[str, tuple[int, int]]:
         "CORE": (0, 0),
         "CPU": (settings.cpu_s, settings.cpu_s + 1),
     }
-
-
-class _File:
-    """Takes a stream up into a file, and no more than a limit of it."""
-
-    def __init__(self, file: BinaryIO, limit: int) -> None:
-        self._file = file
-        self._left = limit
-
-    def feed(self, data: bytes) -> None:
-        """Take up a piece, or forget it where it is too much."""
-        self._left -= len(data)
-        if self._left >= 0:
-            self._file.write(data)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether more came than may."""
-        return self._left < 0
-
-
-async def _once(data: bytes) -> AsyncIterator[bytes]:
-    yield data
-
-
-async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
-    while data := file.read(_PIECE_BYTES):
-        yield data
-
-
-def _unpack(stream: BinaryIO, path: Path, max_bytes: int, max_entries: int) -> None:
-    """Make a folder from a stream; it appears complete or not at all."""
-    draft = path.with_name(path.name + ".draft")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.remove_tree(draft)
-        draft.mkdir(mode=0o700)
-        with _opened(draft) as folder:
-            inside.unpack(stream, folder, max_bytes, max_entries)
-        if os.path.lexists(path):
-            raise SandboxError("a copy must not replace anything", value=str(path))
-        draft.rename(path)
-    except (OSError, ValueError, inside.RefusedError) as error:
-        raise SandboxError(f"a work folder cannot be copied: {error}", value=str(path)) from error
-    finally:
-        files.remove_tree(draft)
-
-
-def _pack(path: Path, stream: BinaryIO) -> None:
-    try:
-        with _opened(path) as folder:
-            inside.pack(folder, stream)
-    except OSError as error:
-        raise SandboxError(f"a snapshot cannot be read: {error}", value=str(path)) from error
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Generator[int]:
-    fd = files.open_root(path)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -49,7 +49,7 @@ class Roster(Generic[S]):
         """Return a live sandbox. Raises SandboxError when there is none of this id."""
         sandbox = self._live.get(sandbox_id)
         if sandbox is None:
-            raise SandboxError("only a live sandbox can be copied", value=sandbox_id)
+            raise SandboxError("there must be a live sandbox of this id", value=sandbox_id)
         return sandbox
 
     def forget(self, sandbox_id: str) -> None:

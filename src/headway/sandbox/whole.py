@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,12 +21,3 @@ async def whole(work: Coroutine[Any, Any, T]) -> T:
     if cancelled is not None:
         raise cancelled from task.exception()
     return task.result()
-
-
-async def to_its_end(work: Callable[[], T]) -> T:
-    """Do blocking work in a thread; a cancelled caller waits for its end, for nobody else may touch it."""
-    return await whole(_in_thread(work))
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, work)
