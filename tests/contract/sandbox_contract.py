@@ -320,6 +320,19 @@ class SandboxContract:
             with pytest.raises(SandboxError):
                 await sandbox.upload(".", junk)
 
+    async def test_one_is_ended_by_its_id_and_labels(self, provider, sandbox):
+        run = f"end-{uuid.uuid4().hex}"
+        one, other = [await provider.create(f"{run}/{n}", {"run": run}) for n in range(2)]
+        await one.write("file", b"x")
+        await other.write("file", b"x")
+        assert await provider.end(one.id, {"run": run})
+        assert not await provider.end(one.id, {"run": run})
+        assert not await provider.end("nobody", {"run": run})
+        assert await provider.list({"run": run}) == [other.id]
+        assert not await provider.alive(one.id)
+        assert await other.read("file") == b"x"
+        assert await provider.end(other.id, {"run": run})
+
     # --- snapshots
 
     async def restored(self, provider, store, digest):

@@ -181,7 +181,9 @@ class TestDocker(_OverAStandin):
         assert labels["headway.run"] == run
         assert labels["headway.owner"].endswith(f":{os.getpid()}")
         assert await provider.reap("another") == 0
-        assert await provider.reap(run) == 2
+        assert await provider.end(f"{run}/0", {"run": run})
+        assert not await provider.end(f"{run}/0", {"run": run})
+        assert await provider.reap(run) == 1
         assert made(state) == []
 
     async def test_preflight_says_what_is_missing(self, state, provider, monkeypatch):

@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 
-from headway.core.errors import SandboxError, SandboxUnavailableError, UserError
+from headway.core.errors import SandboxError, SandboxRefusedError, SandboxUnavailableError, UserError
 from headway.sandbox.modal import ModalProvider, tag_value
 from headway.sandbox.modal_service import Service
 from headway.sandbox.settings import SandboxSettings
@@ -113,7 +113,7 @@ async def test_patience_is_had_by_one_owner_and_then_it_is_a_failure_of_infrastr
     service.refusals["SandboxCreateV2"] = [status] * 99
     other = await provider.create("b", {"run": "r"})
     service.calls.clear()
-    with pytest.raises(SandboxError, match="make a machine") as caught:
+    with pytest.raises(SandboxRefusedError, match="make a machine") as caught:
         await other.exec(["true"])
     assert not isinstance(caught.value, UserError)
     assert service.calls.count("SandboxCreateV2") == 5
@@ -143,7 +143,9 @@ async def test_machines_of_a_dead_controller_are_reaped_by_their_tag(service, pr
     for number in range(2):
         await (await other.create(f"{run}/{number}", {"run": run})).exec(["true"])
     assert await provider.reap("another") == 0
-    assert await provider.reap(run) == 2
+    assert await provider.end(f"{run}/0", {"run": run})
+    assert not await provider.end(f"{run}/0", {"run": run})
+    assert await provider.reap(run) == 1
     assert service.running_ones() == []
 
 

@@ -204,6 +204,32 @@ async def test_what_cannot_be_ended_stays_for_a_later_sweep(tmp_path):
     assert read_books(tmp_path) == []
 
 
+async def test_a_start_elsewhere_that_its_owner_s_death_cut_off_is_looked_for_until_it_must_have_come(
+    tmp_path, monkeypatch
+):
+    book = LeaseBook("run", SandboxSettings(provider="podman", start_timeout_s=30), tmp_path)
+    book.begin("a", {"run": "run"})
+    dead(book)
+    inner, made = Scripted(4), []
+
+    async def end(sandbox_id, labels):
+        return bool(made) and bool(made.pop())
+
+    inner.end = end
+    swept = await sweep(lambda owner: inner, folder=tmp_path)
+    assert (list(swept.failed), len(read_books(tmp_path))) == (["a"], 1)
+    made.append("a")
+    swept = await sweep(lambda owner: inner, folder=tmp_path)
+    assert (swept.ended, read_books(tmp_path)) == (["a"], [])
+    book = LeaseBook("run", book.settings, tmp_path)
+    book.begin("b", {"run": "run"})
+    dead(book)
+    now = leases.wall_time()
+    monkeypatch.setattr("headway.sandbox.sweep.wall_time", lambda: now + 31)
+    assert (await sweep(lambda owner: inner, folder=tmp_path)).failed == {}
+    assert read_books(tmp_path) == []
+
+
 async def test_the_pool_of_a_config_writes_leases_of_its_run(tmp_path, monkeypatch):
     monkeypatch.setattr(leases.tempfile, "gettempdir", lambda: str(tmp_path))
     pool = make_pool(SandboxSettings(directory=str(tmp_path / "sandboxes")), "some-run")

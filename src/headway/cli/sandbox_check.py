@@ -45,9 +45,7 @@ def command(provider: str | None, as_json: bool) -> int:
             for name, one in found.items():
                 _tell(name, one)
             if left:
-                click.echo(
-                    f"{left} sandboxes are left over: headway sandbox reap --all-dead"
-                )
+                click.echo(f"{left} sandboxes are left over: headway sandbox reap --all-dead")
     return 0 if any(one["works"] for one in found.values()) else 2
 
 

@@ -110,15 +110,27 @@ class ContainerProvider(RemoteProvider):
         for sandbox in self._roster.having({"run": run_id}):
             await sandbox.terminate()
             ended += 1
-        label = f"label=headway.run={run_id}"
-        command = [self._engine, "ps", "--all", "--quiet", "--no-trunc", "--filter", label]
+        return ended + await self._remove_all(f"headway.run={run_id}")
+
+    async def end(self, sandbox_id: str, labels: Mapping[str, str]) -> bool:
+        """End one sandbox, or the container that a dead process left of it."""
+        if (sandbox := self._roster.get(sandbox_id)) is not None:
+            await sandbox.terminate()
+            return True
+        run = labels.get("run", "none")
+        return await self._remove_all(f"headway.run={run}", f"headway.id={sandbox_id}") > 0
+
+    async def _remove_all(self, *labels: str) -> int:
+        """Take away every container that has all of these labels; return how many."""
+        command = [self._engine, "ps", "--all", "--quiet", "--no-trunc"]
+        for label in labels:
+            command += ["--filter", f"label={label}"]
         code, told, said = await command_line.ask(command, _ANSWER_S)
         if code:
-            raise SandboxError(f"{self._engine} could not list containers: {said.strip()}", value=run_id)
+            raise SandboxError(f"{self._engine} could not list containers: {said.strip()}", value=labels)
         for container in told.split():
             await remove(self._engine, container)
-            ended += 1
-        return ended
+        return len(told.split())
 
     def machine(self, sandbox_id: str, labels: Mapping[str, str]) -> _Container:
         """Return a container that is not made yet."""

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+_TRIES, _PAUSE_S = 60, 2.0
 _WAIT = 'read -r _; test -e "$1" && shift && exec "$@"'
 
 
@@ -42,11 +43,14 @@ def start(leases: Path) -> int:
 
 
 async def end_left_overs(leases: Path) -> None:
-    """Sweep one file."""
+    """Sweep one file until it is gone, or for some minutes: what was begun elsewhere may come to be later."""
     from headway.sandbox.pools import provider_of
     from headway.sandbox.sweep import sweep
 
-    await sweep(provider_of, only=leases, folder=leases.parent)
+    for _ in range(_TRIES):
+        if not (await sweep(provider_of, only=leases, folder=leases.parent)).failed:
+            return
+        await asyncio.sleep(_PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -76,15 +76,26 @@ class ModalProvider(RemoteProvider):
         for sandbox in self._roster.having({"run": run_id}):
             await sandbox.terminate()
             ended += 1
-        await self.service.open()
-        for machine in await self.service.again("list machines", lambda: self._of_run(run_id)):
-            await self.service.again("end a machine", machine.terminate.aio)
-            ended += 1
-        return ended
+        return ended + await self._end_all({"headway-run": tag_value(run_id)})
 
-    async def _of_run(self, run_id: str) -> list[Any]:
+    async def end(self, sandbox_id: str, labels: Mapping[str, str]) -> bool:
+        """End one sandbox, or the machine that a dead process left of it."""
+        if (sandbox := self._roster.get(sandbox_id)) is not None:
+            await sandbox.terminate()
+            return True
+        run = tag_value(labels.get("run", "none"))
+        return await self._end_all({"headway-run": run, "headway-id": tag_value(sandbox_id)}) > 0
+
+    async def _end_all(self, tags: dict[str, str]) -> int:
+        """End every machine that has all of these tags; return how many."""
+        await self.service.open()
+        machines = await self.service.again("list machines", lambda: self._having(tags))
+        for machine in machines:
+            await self.service.again("end a machine", machine.terminate.aio)
+        return len(machines)
+
+    async def _having(self, tags: dict[str, str]) -> list[Any]:
         service = self.service
-        tags = {"headway-run": tag_value(run_id)}
         found = service.sdk.Sandbox.list.aio(app_id=service.app.app_id, tags=tags, client=service.client)
         return [machine async for machine in found]
 

@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headway.core.errors import SandboxError, SandboxUnavailableError
+from headway.core.errors import SandboxError, SandboxRefusedError, SandboxUnavailableError
 
 if TYPE_CHECKING:
     from headway.sandbox.settings import SandboxSettings
@@ -92,6 +92,8 @@ class Service:
             try:
                 return await self.once(what, call, timeout_s)
             except _Failed as error:
+                if not left and error.kind == "ResourceExhaustedError":
+                    raise SandboxRefusedError(error.rule) from error
                 if not left or error.kind not in _TRANSIENT:
                     raise
             await asyncio.sleep(pause_s)

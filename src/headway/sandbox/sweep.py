@@ -12,14 +12,16 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headway.core.clock import wall_time
 from headway.core.errors import HeadwayError
-from headway.sandbox.leases import Book, Owner, drop_drafts, read_books, taken
+from headway.sandbox.leases import Book, Lease, Owner, drop_drafts, read_books, taken
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from headway.core.protocols import SandboxProvider
 
+_IN_PROCESS = ("local", "bubblewrap", "unsafe-local")  # providers whose starts end with their owner
 MakeProvider = Callable[[Owner], "SandboxProvider"]
 
 
@@ -63,6 +65,13 @@ async def sweep(
     return swept
 
 
+def _may_come(owner: Owner, lease: Lease) -> bool:
+    """Say whether a start that outlives its owner may still make the sandbox."""
+    wait_s = float(owner.settings.get("start_timeout_s", 0.0))
+    elsewhere = owner.provider not in _IN_PROCESS and lease.state == "starting"
+    return elsewhere and wall_time() - lease.created_s < wait_s
+
+
 async def _end_all(book: Book, make: MakeProvider, swept: Swept) -> bool:
     """End everything of a dead owner; return whether all of it is gone."""
     num_failed = len(swept.failed)
@@ -76,6 +85,8 @@ async def _end_all(book: Book, make: MakeProvider, swept: Swept) -> bool:
         try:
             if await provider.end(lease.id, lease.labels):
                 swept.ended.append(lease.name or lease.id)
+            elif _may_come(book.owner, lease):
+                swept.failed[lease.name or lease.id] = "what was begun elsewhere may still come to be"
         except (HeadwayError, OSError) as error:
             swept.failed[lease.name or lease.id] = str(error)
     return len(swept.failed) == num_failed
