@@ -75,7 +75,7 @@ def _plain(entry: Guarantee) -> dict[str, str]:
 
 def _tell(name: str, found: dict[str, Any]) -> None:
     if not found["works"]:
-        click.echo(f"{name}: does not work here: {found['why']}. {found['remedy']}".rstrip(" ."))
+        click.echo(f"{name}: does not work here: {found['why'].rstrip(' .')}; {found['remedy']}".rstrip(" ;"))
         return
     click.echo(f"{name}: works; one made, used and ended in {found['again_s'] * 1e3:.0f} ms")
     by_level: dict[str, list[dict[str, str]]] = {}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headway.sandbox.leases import Owner
 
 PROVIDERS: tuple[str, ...] = get_args(get_type_hints(SandboxSettings)["provider"])
-_NOTHING_TO_MAKE = ("bubblewrap", "unsafe-local")  # providers that start nothing before a command
+_MADE_AHEAD = ("local", "podman", "docker")  # what is ready costs memory there, and no money
 WITH_THEIR_OWNER = ("local",)  # providers whose sandboxes end when their owner does, however it ends
 
 
@@ -28,7 +28,7 @@ def make_pool(settings: SandboxSettings, run_id: str, num_pools: int = 1) -> Poo
     Any of them may hand out all of `max_live`, for the scheduler grants over all; what is kept ready is
     shared out among them.
     """
-    warm = 0 if settings.provider in _NOTHING_TO_MAKE else settings.warm
+    warm = settings.warm if settings.provider in _MADE_AHEAD else 0
     return PooledProvider(
         make_provider(settings),
         max_live=settings.max_live,

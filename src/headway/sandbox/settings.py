@@ -79,7 +79,8 @@ class SandboxSettings:
     warm: int = setting(
         8,
         "Most sandboxes that are kept ready for the next use, within max_live; as many as were wanted at "
-        "once lately. Of provider local; bubblewrap has nothing to make ahead.",
+        "once lately. Of local, podman and docker: bubblewrap and unsafe-local have nothing to make ahead, "
+        "and machines of modal cost money while they wait.",
         ge=0,
     )
     directory: str = setting(
