@@ -169,6 +169,7 @@ async def states(rounds: int, image: str = "") -> dict[str, float]:
     """
     provider = LocalProvider(SandboxSettings(image=image))
     sandbox = await provider.create("states", {})
+    await sandbox.prepare()
     if not image:
         assert (await sandbox.exec(["python3", "-I", "-c", MAKE])).rc == 0
     times: dict[str, list[float]] = {}

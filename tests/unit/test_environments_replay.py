@@ -175,8 +175,8 @@ async def test_a_snapshot_spares_the_calls_before_it(lives):
         (snapshot,) = Store(s.payload_dir / "snapshots").snapshots().values()
         labels = {"run": "run", "rollout": "r1", "attempt": "1", "turn": "1", "policy": "policy"}
         assert snapshot.labels == labels | {"version": "0.0", "oldest_version": "0.0"}
-        (blob,) = (s.payload_dir / "snapshots" / "blobs").iterdir()
-        dice = blob.read_text()
+        (pack,) = (s.payload_dir / "snapshots" / "packs").iterdir()
+        dice = pack.read_text()
         s.resume()
         await engine.until_paused("r1.1.2")
         # Without a newer snapshot the record is: this one, and the calls after it.

@@ -129,7 +129,7 @@ async def test_a_snapshot_holds_only_what_differs_and_needs_the_same_image(folde
         one = await provider.create("one", {})
         await one.write("new", b"new")
         digest = await provider.snapshot("one", tmp_path / "store", {})
-        assert [path.read_bytes() for path in (tmp_path / "store" / "blobs").iterdir()] == [b"new"]
+        assert [path.read_bytes() for path in (tmp_path / "store" / "packs").iterdir()] == [b"new"]
         assert Store(tmp_path / "store").snapshots()[digest].base
         with pytest.raises(SandboxError, match="over the image"):
             await other.restore("two", {}, tmp_path / "store", digest)

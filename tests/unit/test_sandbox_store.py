@@ -1,5 +1,6 @@
 """A store of snapshots: what it holds once, what goes when, what a kill or a second process does to it."""
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -31,7 +32,7 @@ def store(tmp_path):
     return Store(tmp_path / "store")
 
 
-def names(store, kind="blobs"):
+def names(store, kind="packs"):
     return set(os.listdir(store.path / kind))
 
 
@@ -50,7 +51,7 @@ def test_a_snapshot_that_knows_what_is_unchanged_reads_nothing_again(store, work
     index.changed = True
     first = store.take(work, {}, index)
     read = []
-    monkeypatch.setattr("headway.sandbox.store.Held", lambda fd, info: read.append(info) or Held(fd, info))
+    monkeypatch.setattr("headway.sandbox.packs.Held", lambda fd, info: read.append(info) or Held(fd, info))
     assert store.take(work, {}, index) == first
     index.changed = True
     assert store.take(work, {}, index) == first
@@ -63,7 +64,7 @@ def test_a_snapshot_that_knows_what_is_unchanged_reads_nothing_again(store, work
     assert len(read) == 1
     shutil.rmtree(store.path)  # what is gone is stored again
     assert store.take(work, {}, index) == second
-    assert len(names(store)) == 3
+    assert len(names(store)) == 1
 
 
 def test_a_file_that_changes_at_once_with_its_size_and_times_unchanged_is_read(store, work, tmp_path):
@@ -78,23 +79,45 @@ def test_a_file_that_changes_at_once_with_its_size_and_times_unchanged_is_read(s
 
 def test_what_no_other_snapshot_needs_goes_with_one(store, work):
     (work / "shared").write_text("shared")
-    taken = []
+    taken, index = [], Index()
     for number in range(3):
         (work / "own").write_text(str(number))
-        taken.append(store.take(work, {"n": str(number)}))
-    same = store.take(work, {"n": "of the same tree"})
-    assert len(names(store)) == 4
+        index.changed = True
+        taken.append(store.take(work, {"n": str(number)}, index))
+    same = store.take(work, {"n": "of the same tree"}, index)
+
+    def held():
+        return sorted("".join(sorted((store.path / "packs" / name).read_text())) for name in names(store))
+
+    assert held() == ["0adehrs", "1", "2"]
     store.discard(taken[2])
-    assert len(names(store)) == 4
+    assert held() == ["0adehrs", "1", "2"]
     store.discard(same)
-    assert len(names(store)) == 3
+    assert held() == ["0adehrs", "1"]
     fresh = Store(store.path)  # another process's
     fresh.discard(taken[0])
-    assert {(store.path / "blobs" / name).read_text() for name in names(store)} == {"shared", "1"}
+    assert held() == ["0adehrs", "1"]  # a part of the first is needed
     store.discard(taken[1])
     store.discard(taken[1])
-    assert names(store) == names(store, "trees") == names(store, "snapshots") == set()
+    for kind in ("snapshots", "trees", "places", "packs", "blobs", "drafts"):
+        assert names(store, kind) == set()
     Store(store.path / "none").discard(taken[1])
+
+
+def test_packs_take_no_more_than_twice_what_is_needed_of_them(store, work, tmp_path):
+    """However much a program writes around one file that it keeps."""
+    index, digest = Index(), ""
+    for number in range(80):
+        (work / f"kept-{number}").write_text(str(number))
+        (work / "large").write_bytes(os.urandom(500_000))
+        index.changed = True
+        before, digest = digest, store.take(work, {}, index)
+        store.discard(before)
+        assert len(names(store)) <= 33
+        held = sum((store.path / "packs" / name).stat().st_size for name in names(store))
+        assert held <= 2 * (500_000 + 1000) + (1 << 20)
+    back = put(store, digest, tmp_path / "back")
+    assert [(back / f"kept-{number}").read_text() for number in range(80)] == [str(n) for n in range(80)]
 
 
 def test_sparse_files_are_bounded_and_named_by_what_they_hold(store, work, tmp_path):
@@ -104,7 +127,7 @@ def test_sparse_files_are_bounded_and_named_by_what_they_hold(store, work, tmp_p
             for block in blocks:
                 os.pwrite(file.fileno(), b"x" * 4096, block * 4096)
     digest = store.take(work, {})
-    assert all(name.startswith("s") for name in names(store))
+    assert all(name.startswith("s") for name in names(store, "blobs"))
     back = put(store, digest, tmp_path / "back")
     for name in ("one", "two", "none"):
         info, was = (back / name).stat(), (work / name).stat()
@@ -115,7 +138,7 @@ def test_sparse_files_are_bounded_and_named_by_what_they_hold(store, work, tmp_p
     with open(work / "none", "r+b") as file:
         os.pwrite(file.fileno(), bytes(4096), 1 << 20)
     assert store.take(work, {}, Index()) != digest  # its time
-    assert len(names(store)) == 3
+    assert len(names(store, "blobs")) == 3
 
 
 def test_a_dense_file_cannot_pass_for_a_sparse_one(store, work):
@@ -123,9 +146,10 @@ def test_a_dense_file_cannot_pass_for_a_sparse_one(store, work):
         file.truncate(8192)
         os.pwrite(file.fileno(), b"x" * 4096, 4096)
     (work / "dense").write_bytes(b"8192" + b"1\0" + b"x" * 4096)
-    store.take(work, {})
-    assert len(names(store)) == 2
-    assert len({name.removeprefix("s") for name in names(store)}) == 1  # yet two blobs
+    digest = store.take(work, {})
+    (sparse,) = names(store, "blobs")
+    at = json.loads((store.path / "places" / store.snapshots()[digest].tree).read_text())["at"]
+    assert list(at) == [sparse.removeprefix("s")]  # of one hash, yet two
 
 
 @pytest.fixture
@@ -223,7 +247,7 @@ def test_threads_that_share_a_store_may_take_at_once(store, tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(store.snapshots()) == len(names(store)) == 80
+    assert len(store.snapshots()) == len(names(store, "trees")) == 80
 
 
 def test_a_full_disk_leaves_no_snapshot(store, work, monkeypatch):
@@ -232,7 +256,7 @@ def test_a_full_disk_leaves_no_snapshot(store, work, monkeypatch):
     def full(fd, data, at):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("headway.sandbox.blobs.write_all", full)
+    monkeypatch.setattr("headway.sandbox.packs.write_all", full)
     index = Index()
     with pytest.raises(SandboxError, match="No space left"):
         store.take(work, {}, index)

@@ -12,33 +12,30 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
-from headway.sandbox.trees import PIECE_BYTES, copy_data, pieces, write_all
+from headway.sandbox.trees import PIECE_BYTES, copy_data, pieces
 
 _BLOCK_BYTES = 4096
 _NOTHING = bytes(_BLOCK_BYTES)
 
 
 class Held:
-    """What an open file holds."""
+    """What an open file holds: `data` when it is small and has no holes, None otherwise."""
 
     def __init__(self, fd: int, info: os.stat_result) -> None:
         self._fd = fd
         self.size = info.st_size
-        self._data: bytes | None = None
+        self.data: bytes | None = None
         if info.st_blocks * 512 < info.st_size:
             self.name = _sparse_hash(fd, info.st_size)
         elif info.st_size <= PIECE_BYTES:
-            self._data = os.pread(fd, info.st_size, 0)
-            self.name = hashlib.sha256(self._data).hexdigest()
+            self.data = os.pread(fd, info.st_size, 0)
+            self.name = hashlib.sha256(self.data).hexdigest()
         else:
             self.name = _hash(fd, info.st_size)
 
     def write(self, target: int) -> None:
-        """Write it to an empty file."""
-        if self._data is None:
-            copy_data(self._fd, target, self.size)
-        else:
-            write_all(target, self._data, 0)
+        """Copy it to an empty file."""
+        copy_data(self._fd, target, self.size)
 
 
 def is_whole(path: Path, size: int) -> bool:
@@ -49,24 +46,17 @@ def is_whole(path: Path, size: int) -> bool:
         return False
 
 
-def put(blobs: int, name: str, size: int, target: int) -> None:
-    """Write a blob of the open folder `blobs` to an empty file.
+def put_large(path: Path, size: int, target: int) -> None:
+    """Write a blob that is a file of its own to an empty file.
 
     Raises ValueError when it does not hold what its name says.
     """
-    source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=blobs)
+    source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if os.fstat(source).st_size != size:
-            raise ValueError(name)
-        if size <= PIECE_BYTES and not name.startswith("s"):
-            data = os.read(source, size)
-            if hashlib.sha256(data).hexdigest() != name:
-                raise ValueError(name)
-            write_all(target, data, 0)
-        else:
-            if (_sparse_hash if name.startswith("s") else _hash)(source, size) != name:
-                raise ValueError(name)
-            copy_data(source, target, size)
+        named = _sparse_hash if path.name.startswith("s") else _hash
+        if os.fstat(source).st_size != size or named(source, size) != path.name:
+            raise ValueError(path.name)
+        copy_data(source, target, size)
     finally:
         os.close(source)
 

@@ -1,13 +1,13 @@
 """A folder of snapshots: what sandboxes held, by the hash of what it is.
 
-    blobs/<hash>       what a file holds, its holes as holes
-    trees/<hash>       JSON: the steps of a walk (trees.py), each file by the hash of its blob
-    snapshots/<hash>   JSON: a tree, what it lies over ("" or an image's digest), and labels
+    packs/, blobs/, places/   what files hold (packs.py)
+    trees/<hash>              JSON: the steps of a walk (trees.py), each file by the hash of its blob
+    snapshots/<hash>          JSON: a tree, what it lies over ("" or an image's digest), and labels
 
 A snapshot's digest is the hash of its own small file, so it tells state and labels. Invariant: a snapshot's
-tree is there, and a tree's blobs are: each file appears whole, by a rename, before what names it, and goes
-after it. A process that is killed leaves drafts and blobs that nobody names, which the next `spare` finds.
-After a power cut a blob may hold less than its name says; `put` looks at the hash again and refuses it.
+tree is there, and all that the tree needs: each file appears whole, by a rename, before what names it, and
+goes after it. A process that is killed leaves drafts and files that nobody names, which the next `spare`
+finds. After a power cut a file may hold less than it should; `put` looks at every hash and refuses it.
 
 Several processes may share a store: who takes or puts holds its lock with others, who removes holds it alone.
 """
@@ -27,15 +27,13 @@ from typing import Any
 
 from headway.core.clock import wall_time
 from headway.core.errors import SandboxError
-from headway.sandbox.blobs import Held, is_whole
-from headway.sandbox.blobs import put as put_blob
-from headway.sandbox.trees import KEPT_MODE, Entry, Filler, opened, walk, write_all
+from headway.sandbox.packs import Packer, Place, Unpacker, places_of
+from headway.sandbox.trees import KEPT_MODE, Filler, opened, walk, write_all
 
-_KINDS = ("blobs", "trees", "snapshots")
+_KINDS = ("snapshots", "trees", "places", "packs", "blobs")  # each before what it names
 _DRAFTS = "drafts"
-_SETTLED_NS = (
-    50_000_000  # a file that changed later than this before it was read may change with the same times
-)
+_SETTLED_NS = 50_000_000  # a file that changed this shortly before it was read may yet change at these times
+_MAX_KNOWN = 100_000
 _Key = tuple[int, int, int]  # size, mtime and ctime of an inode
 
 
@@ -62,7 +60,8 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._blobs_of: dict[str, frozenset[str]] = {}  # by tree; trees never change
+        self._needs_of: dict[str, frozenset[str]] = {}  # by tree; trees never change
+        self._known: dict[str, Place] = {}  # of small blobs, as they were; packs may have gone
         self._numbers = itertools.count()  # of drafts; several threads may take snapshots
 
     def take(
@@ -81,9 +80,8 @@ class Store:
         index = index or Index()
         try:
             with self._locked(fcntl.LOCK_SH):
-                known = bool(index.tree) and self._has("trees", index.tree)
-                if index.changed or not known:
-                    index.tree = self._take_tree(root, index, overlay=bool(base), known=known)
+                if index.changed or not self._is_there(index.tree):
+                    index.tree = self._take_tree(root, index, overlay=bool(base))
                     index.changed = False
                 return self._put_file(
                     "snapshots", _encoded({"tree": index.tree, "base": base, "labels": dict(labels)})
@@ -108,7 +106,8 @@ class Store:
                         value=snapshot.base or "none",
                         remedy="Set sandbox.image and sandbox.provider as they were",
                     )
-                self._put_tree(json.loads(self._checked("trees", snapshot.tree)), root, owner)
+                steps = json.loads(self._checked("trees", snapshot.tree))
+                self._put_tree(steps, self._places(snapshot.tree), root, owner)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is damaged"
             raise SandboxError(f"a snapshot cannot be restored: {why}", value=digest) from error
@@ -128,17 +127,19 @@ class Store:
                 gone = self._read(digest).tree
             except (OSError, ValueError, KeyError):
                 gone = ""
-            (self.path / "snapshots" / digest).unlink(missing_ok=True)
+            if not self._has("snapshots", digest):
+                return
+            (self.path / "snapshots" / digest).unlink()
             left = {snapshot.tree for snapshot in self.snapshots().values()}
             if not gone or gone in left:
                 return
-            blobs = set(self._blobs(gone))
+            needs = set(self._needs(gone))
+            self._needs_of.pop(gone, None)
             (self.path / "trees" / gone).unlink(missing_ok=True)
-            self._blobs_of.pop(gone, None)
             for tree in self._names("trees"):
-                blobs -= self._blobs(tree)
-            for blob in blobs:
-                (self.path / "blobs" / blob).unlink(missing_ok=True)
+                needs -= self._needs(tree)
+            for name in sorted(needs, reverse=True):  # places first
+                (self.path / name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def spare(self, keep: Callable[[Mapping[str, str]], bool]) -> Generator[list[Path]]:
@@ -152,30 +153,51 @@ class Store:
         with self._locked(fcntl.LOCK_EX):
             kept = {digest: s for digest, s in self.snapshots().items() if keep(s.labels)}
             trees = {snapshot.tree for snapshot in kept.values()}
-            blobs = set[str]().union(*map(self._blobs, trees))
-            found: list[Path] = []
-            for kind, needed in zip(reversed(_KINDS), (set(kept), trees, blobs), strict=True):
-                found += [self.path / kind / name for name in self._names(kind) if name not in needed]
-            yield found + [self.path / _DRAFTS / name for name in self._names(_DRAFTS)]
+            needed = set[str]().union(*map(self._needs, trees))
+            needed |= {f"trees/{tree}" for tree in trees} | {f"snapshots/{digest}" for digest in kept}
+            names = (f"{kind}/{name}" for kind in (*_KINDS, _DRAFTS) for name in self._names(kind))
+            yield [self.path / name for name in names if name not in needed]
 
     # --- taking
 
-    def _take_tree(self, root: Path | int, index: Index, *, overlay: bool, known: bool) -> str:
+    def _take_tree(self, root: Path | int, index: Index, *, overlay: bool) -> str:
+        for known in (self._known, dict[str, Place]()):
+            draft = self.path / _DRAFTS / self._draft_name()
+            packer = Packer(self.path, draft, known)
+            try:
+                data, files = self._steps(root, index.files, packer, overlay=overlay)
+                if packer.wasteful:
+                    continue
+                tree = hashlib.sha256(data).hexdigest()
+                if not self._is_there(tree):
+                    self._put_file("places", _encoded(packer.finish()), tree)
+                    self._put_file("trees", data, tree)
+                self._places(tree)
+                index.files = files
+                return tree
+            finally:
+                packer.close()
+        raise AssertionError("what is packed anew is never wasteful")
+
+    def _steps(
+        self, root: Path | int, before: Mapping[int, tuple[_Key, str]], packer: Packer, *, overlay: bool
+    ) -> tuple[bytes, dict[int, tuple[_Key, str]]]:
+        """Return a tree as it is stored, and what an index keeps of its files."""
         steps: list[list[Any]] = []
         files: dict[int, tuple[_Key, str]] = {}
         settled_ns = int(wall_time() * 1e9) - _SETTLED_NS
-        before = index.files
         for entry in walk(root, overlay=overlay):
             info, name = entry.info, entry.name
             mode, mtime_ns = info.st_mode & KEPT_MODE, info.st_mtime_ns
             match entry.kind:
                 case "file":
                     key = info.st_size, mtime_ns, info.st_ctime_ns
-                    was = before.get(info.st_ino) or files.get(info.st_ino)
-                    if was is not None and was[0] == key and (known or self._has("blobs", was[1])):
+                    was = before.get(info.st_ino)
+                    if was is not None and was[0] == key and packer.has(was[1], info.st_size):
                         blob = was[1]
                     else:
-                        blob = self._put_blob(entry)
+                        with opened(entry) as fd:
+                            blob = packer.add(fd, info)
                     if info.st_ctime_ns < settled_ns:
                         files[info.st_ino] = key, blob
                     steps.append(["file", name, mode, mtime_ns, info.st_size, blob])
@@ -189,21 +211,14 @@ class Store:
                     steps.append(["fifo", name, mode, mtime_ns])
                 case "whiteout":
                     steps.append(["whiteout", name])
-        index.files = files
-        return self._put_file("trees", _encoded(steps))
-
-    def _put_blob(self, entry: Entry) -> str:
-        with opened(entry) as fd:
-            held = Held(fd, entry.info)
-            if not is_whole(self.path / "blobs" / held.name, held.size):
-                with self._draft("blobs", held.name) as draft:
-                    held.write(draft)
-        return held.name
+        return _encoded(steps), files
 
     # --- putting
 
-    def _put_tree(self, steps: Iterable[list[Any]], root: Path | int, owner: int | None) -> None:
-        folder = os.open(self.path / "blobs", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def _put_tree(
+        self, steps: Iterable[list[Any]], places: Mapping[str, Any], root: Path | int, owner: int | None
+    ) -> None:
+        blobs = Unpacker(self.path, places)
         filler: Filler | None = None
         try:
             filler = Filler(root, owner)
@@ -212,7 +227,7 @@ class Store:
                     case "file":
                         mode, mtime_ns, size, blob = rest
                         with filler.file(name, mode, mtime_ns) as target:
-                            put_blob(folder, blob, size, target)
+                            blobs.put(blob, size, target)
                     case "folder":
                         filler.folder(name)
                     case "up":
@@ -227,7 +242,7 @@ class Store:
                     case _:
                         raise ValueError(kind)
         finally:
-            os.close(folder)
+            blobs.close()
             if filler is not None:
                 filler.close()
 
@@ -269,34 +284,46 @@ class Store:
             raise ValueError(name)
         return data
 
-    def _blobs(self, tree: str) -> frozenset[str]:
-        if tree not in self._blobs_of:
-            steps: list[list[Any]] = []
+    def _is_there(self, tree: str) -> bool:
+        return self._has("trees", tree) and self._has("places", tree)
+
+    def _places(self, tree: str) -> dict[str, Any]:
+        """Return the places of a tree, and remember them."""
+        plain: dict[str, Any] = json.loads((self.path / "places" / tree).read_bytes())
+        if len(self._known) > _MAX_KNOWN:
+            self._known.clear()
+        self._known.update(places_of(plain))
+        return plain
+
+    def _needs(self, tree: str) -> frozenset[str]:
+        """Return the names, below the store, of the files that a tree needs."""
+        if tree not in self._needs_of:
+            plain: dict[str, Any] = {}
             with contextlib.suppress(OSError, ValueError):  # a damaged tree needs nothing
-                steps = json.loads(self._checked("trees", tree))
-            self._blobs_of[tree] = frozenset(step[-1] for step in steps if step[0] == "file")
-        return self._blobs_of[tree]
+                plain = json.loads((self.path / "places" / tree).read_bytes())
+            packs = (f"packs/{name}" for name in plain.get("packs", ()))
+            blobs = (f"blobs/{name}" for name in plain.get("large", ()))
+            self._needs_of[tree] = frozenset((*packs, *blobs, f"places/{tree}"))
+        return self._needs_of[tree]
 
-    def _put_file(self, kind: str, data: bytes) -> str:
-        name = hashlib.sha256(data).hexdigest()
-        if not self._has(kind, name):
-            with self._draft(kind, name) as fd:
+    def _put_file(self, kind: str, data: bytes, name: str = "") -> str:
+        """Write a small file, named by its hash unless a name is given; return the name."""
+        named = name or hashlib.sha256(data).hexdigest()
+        if name or not self._has(kind, named):
+            draft = self.path / _DRAFTS / self._draft_name()
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
                 write_all(fd, data, 0)
-        return name
+                draft.rename(self.path / kind / named)
+            except BaseException:
+                os.unlink(draft)
+                raise
+            finally:
+                os.close(fd)
+        return named
 
-    @contextlib.contextmanager
-    def _draft(self, kind: str, name: str) -> Generator[int]:
-        """Lend a new file that gets its name when it is whole."""
-        draft = f"{self.path}/{_DRAFTS}/{os.getpid()}.{id(self)}.{next(self._numbers)}"
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            yield fd
-            os.rename(draft, f"{self.path}/{kind}/{name}")
-        except BaseException:
-            os.unlink(draft)
-            raise
-        finally:
-            os.close(fd)
+    def _draft_name(self) -> str:
+        return f"{os.getpid()}.{id(self)}.{next(self._numbers)}"
 
 
 def _encoded(plain: object) -> bytes:
