@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.sandbox.bubblewrap import BubblewrapProvider
-
 if TYPE_CHECKING:
     from headway.core.protocols import SandboxProvider
     from headway.sandbox.settings import SandboxSettings
@@ -18,6 +16,8 @@ def make_provider(settings: SandboxSettings) -> SandboxProvider:
     """
     match settings.provider:
         case "bubblewrap":
+            from headway.sandbox.bubblewrap import BubblewrapProvider
+
             return BubblewrapProvider(settings)
         case "local":
             from headway.sandbox.local import LocalProvider

@@ -11,13 +11,24 @@ T = TypeVar("T")
 
 async def whole(work: Coroutine[Any, Any, T]) -> T:
     """Await `work` to its end; a cancellation of the caller takes effect after that, in place of an error."""
-    task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(_caught(work))
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    result, failure = task.result()
     if cancelled is not None:
-        raise cancelled from task.exception()
-    return task.result()
+        raise cancelled from failure
+    if failure is not None:
+        raise failure
+    return result[0]
+
+
+async def _caught(work: Coroutine[Any, Any, T]) -> tuple[list[T], Exception | None]:
+    try:
+        return [await work], None
+    except Exception as error:  # the caller's, as it is and in no group
+        return [], error
