@@ -121,6 +121,20 @@ class SandboxReady:
 
 
 @dataclass(frozen=True, slots=True)
+class SandboxRefused:
+    """The provider makes no further sandbox now, for its quota or its rate: the grant is given back.
+
+    The sandbox is wanted as before, and granted again later.
+    """
+
+    rollout: str
+    attempt: int
+    sandbox: str
+    reason: str
+    retry_after_s: float = 0.0  # what the provider asks to wait, 0 when it does not say
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxReleased:
     """A sandbox is gone, as asked."""
 
@@ -400,6 +414,7 @@ Event = (
     | TasksExhausted
     | SandboxWanted
     | SandboxReady
+    | SandboxRefused
     | SandboxReleased
     | SandboxLost
     | TurnEnded

@@ -78,9 +78,13 @@ class BubblewrapProvider:
                 value=len(self._live) + 1,
                 remedy=f"max_live is {self._settings.max_live}; whoever grants sandboxes must keep to it",
             )
-        sandbox = BubblewrapSandbox(sandbox_id, labels, self)
+        sandbox = self.new(sandbox_id, labels)
         self._live[sandbox_id] = sandbox
         return sandbox
+
+    def new(self, sandbox_id: str, labels: Mapping[str, str]) -> BubblewrapSandbox:
+        """Return a sandbox that nothing was made for yet."""
+        return BubblewrapSandbox(sandbox_id, labels, self)
 
     async def alive(self, sandbox_id: str) -> bool:
         """Say whether a sandbox's work folder is the one that was made; it has nothing else that lasts."""
@@ -137,6 +141,23 @@ class BubblewrapProvider:
             for sandbox_id, sandbox in self._live.items()
             if all(sandbox.labels.get(key) == value for key, value in labels.items())
         ]
+
+    async def end(self, sandbox_id: str, labels: Mapping[str, str]) -> bool:
+        """End one of this process's sandboxes, or remove the folder that a dead process left."""
+        if (sandbox := self._live.get(sandbox_id)) is not None:
+            await sandbox.terminate()
+            return True
+        folder = self.place(sandbox_id, labels)
+        found = folder.exists()
+        if found:
+            await asyncio.to_thread(files.remove_tree, folder)
+        with contextlib.suppress(OSError):  # the run's other sandboxes are still in it, or it is gone
+            folder.parent.rmdir()
+        return found
+
+    def place(self, sandbox_id: str, labels: Mapping[str, str]) -> Path:
+        """Return where a sandbox's work folder is to be."""
+        return self.root() / quote(labels.get("run", "none"), safe="") / quote(sandbox_id, safe="")
 
     async def reap(self, run_id: str) -> int:
         """End this process's sandboxes of a run and remove folders that dead processes left.
@@ -374,8 +395,7 @@ class BubblewrapSandbox:
         """Return where the work folder is to be."""
         if self._terminated:
             raise SandboxError("a terminated sandbox cannot be used", value=self._id)
-        run = quote(self.labels.get("run", "none"), safe="")
-        return self._provider.root() / run / quote(self._id, safe="")
+        return self._provider.place(self._id, self.labels)
 
     def _over_quota(self, folder: Path) -> Cause | None:
         if self._terminated:

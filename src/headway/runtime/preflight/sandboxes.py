@@ -34,7 +34,7 @@ def quota(subject: Subject) -> Iterator[Finding]:
     most, kept = config.sandbox.max_live, verify_places(config.sandbox.max_live)
     places, in_flight = most - kept, rollouts_in_flight(config)
     size = config.queue.group_size + config.oversampling.rollouts_extra
-    findings = [*_limits(most, config.sandbox.max_processes)]
+    findings = [*_uncontained(config.sandbox.provider), *_limits(most, config.sandbox.max_processes)]
     if places < size:
         findings.append(
             warning(
@@ -50,6 +50,17 @@ def quota(subject: Subject) -> Iterator[Finding]:
         yield ok(
             f"{places} rollouts hold a sandbox at once, of {in_flight} in flight; {kept} more places are for "
             "verifiers"
+        )
+
+
+def _uncontained(provider: str) -> Iterator[Finding]:
+    if provider == "unsafe-local":
+        yield warning(
+            "sandboxes contain nothing: what the model writes runs as you, with your files, your network and "
+            "your processes",
+            'Use sandbox.provider = "bubblewrap" or "local" on Linux, "podman" or "docker" elsewhere',
+            key="sandbox.provider",
+            value=provider,
         )
 
 
