@@ -13,7 +13,8 @@ from headway.core.errors import SandboxError, SandboxRefusedError, SandboxUnavai
 from headway.sandbox.modal import ModalProvider, tag_value
 from headway.sandbox.modal_service import Service
 from headway.sandbox.settings import SandboxSettings
-from tests.contract.sandbox_contract import PYTHON, SandboxContract
+from tests.contract.limited_contract import WithoutSpawns
+from tests.contract.sandbox_contract import PYTHON
 from tests.standins import box
 
 modal = pytest.importorskip("modal", reason="the extra `modal` is not installed")
@@ -49,13 +50,18 @@ def provider(service):
     return ModalProvider(SandboxSettings(wall_s=20))
 
 
-class TestModal(SandboxContract):
+class TestModal(WithoutSpawns):
     uid = "65534"
 
     @pytest.fixture
     def provider(self, service):
         self.service = service
         return ModalProvider(SandboxSettings(wall_s=20))
+
+    async def test_preflight_names_what_holds(self, provider):
+        levels = {guarantee.name: guarantee.level for guarantee in await provider.preflight()}
+        assert levels["network"] == levels["host_files"] == levels["wall"] == "enforced"
+        assert (provider.spawns, provider.pauses) == (False, False)
 
     def destroy(self, provider, sandbox):
         from tests.standins.modal_service import destroy

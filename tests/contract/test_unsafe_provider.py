@@ -14,14 +14,16 @@ import pytest
 import headway.sandbox.keeper as original
 from headway.core.errors import SandboxError, SandboxUnavailableError, UserError
 from headway.core.protocols import ExecLimits
+from headway.sandbox.layout import SANDBOX_ENV
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.unsafe import UnsafeProvider
-from tests.contract.sandbox_contract import PYTHON, SandboxContract, running
+from tests.contract.limited_contract import WithoutSpawns
+from tests.contract.sandbox_contract import PYTHON, running
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*unsafe-local")
 
 
-class TestUnsafe(SandboxContract):
+class TestUnsafe(WithoutSpawns):
     uid = str(os.geteuid())
 
     @pytest.fixture
@@ -44,7 +46,7 @@ class TestUnsafe(SandboxContract):
         monkeypatch.setenv("HEADWAY_TEST_SECRET", "s3cret")
         result = await sandbox.exec(["env"], env={"GIVEN": "1"})
         names = {line.partition("=")[0] for line in result.stdout.splitlines()}
-        assert names == {"PATH", "HOME", "LANG", "GIVEN"}
+        assert names == {"PATH", "HOME", "GIVEN", *SANDBOX_ENV}
 
     async def test_planted_links_and_pipes_are_refused(self, sandbox, tmp_path):
         secret = tmp_path / "secret"
@@ -72,6 +74,19 @@ class TestUnsafe(SandboxContract):
         with pytest.raises(SandboxError):
             await other.read("mine")
         await other.terminate()
+
+    async def test_a_command_runs_where_it_is_told_to(self, sandbox):
+        await sandbox.write("folder/deep/file", b"x")
+        assert (await sandbox.exec(["pwd"], cwd="folder/deep")).stdout.endswith("/folder/deep\n")
+        for nowhere in ("none", "folder/deep/file", "/nowhere"):
+            result = await sandbox.exec(["pwd"], cwd=nowhere)
+            assert (result.rc, result.stdout, result.cause) == (126, "", "exit"), result
+
+    async def test_a_command_tells_what_it_used(self, sandbox):
+        code = "import hashlib; x = bytearray(40 << 20); [hashlib.sha256(x).digest() for _ in range(3)]"
+        used = (await sandbox.exec([*PYTHON, code])).usage
+        assert used.cpu_s > 0.02
+        assert used.max_memory_bytes > 40 << 20
 
     # --- what it has of its own
 
@@ -136,6 +151,7 @@ def test_nothing_outlives_a_controller_that_is_killed(tmp_path):
     code = f"""
 import asyncio
 from headway.core.protocols import ExecLimits
+from headway.sandbox.layout import SANDBOX_ENV
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.unsafe import UnsafeProvider
 

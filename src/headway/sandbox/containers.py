@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Literal
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import Guarantee
 from headway.sandbox import command_line
-from headway.sandbox.machine import MODEL_UID, WORK, Output, program
+from headway.sandbox.layout import WORK
+from headway.sandbox.machine import MODEL_UID, Output, program
 from headway.sandbox.remote_provider import RemoteProvider
 
 if TYPE_CHECKING:

@@ -285,42 +285,40 @@ def _kill_all(uid: int, outside: str) -> bool:
                 finally:
                     os._exit(0)
             os.waitpid(pid, 0)
-            gone = not _of_user(uid)
         else:
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(-1, signal.SIGKILL)
-                gone = False
-            except (ProcessLookupError, PermissionError):
-                gone = True
-        if gone:
+        if not _alive(uid or os.geteuid()):
             return True
         time.sleep(0.01)
     return False
 
 
-def _of_user(uid: int) -> list[str]:
+def _alive(uid: int) -> list[str]:
+    """Return the processes of a user that have not ended, but the first and this one.
+
+    What has ended may stay for whoever should reap it; a signal to it would still succeed.
+    """
     found: list[str] = []
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{name}/stat", "rb") as file:
-                ended = file.read().rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"])
-            if os.stat(f"/proc/{name}").st_uid == uid and not ended:
+        if name in ("1", str(os.getpid())):
+            continue
+        with contextlib.suppress(OSError, KeyError), open(f"/proc/{name}/status") as lines:
+            facts = dict(line.split(":", 1) for line in lines if ":" in line)
+            if facts["State"].split()[0] not in "ZX" and facts["Uid"].split()[0] == str(uid):
                 found.append(name)
     return found
 
 
 def _hold() -> None:
     """Reap until the machine is taken away."""
-
-    def reap(_signum: int, _frame: object) -> None:
+    signals = {signal.SIGCHLD, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # so that none comes between two waits
+    while signal.sigwait(signals) == signal.SIGCHLD:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-
-    signal.signal(signal.SIGCHLD, reap)
-    signal.signal(signal.SIGTERM, lambda _signum, _frame: os._exit(0))
-    while True:
-        signal.pause()
+    os._exit(0)
 
 
 def _run(job: dict[str, Any]) -> int:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 from headway.sandbox import inside
+from headway.sandbox.layout import SANDBOX_ENV
 
 MODEL_UID = 65534
-WORK = "/work"
-ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "LANG": "C.UTF-8"}
+ENVIRONMENT = SANDBOX_ENV | {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 TEMPORARY = ("/tmp", "/dev/shm")
 _INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
 

@@ -23,17 +23,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, SandboxStats
 from headway.sandbox import files, inside, tars
 from headway.sandbox.blocking import to_its_end
 from headway.sandbox.causes import exit_cause, signal_cause
+from headway.sandbox.layout import WORK
 from headway.sandbox.limited import WithoutSpawns
-from headway.sandbox.machine import TEMPORARY, WORK, Machine, Output, program
+from headway.sandbox.machine import ENVIRONMENT, TEMPORARY, Machine, Output, program
 from headway.sandbox.sink import Sink
 from headway.sandbox.streams import Spool, once, packed, pieces, scratch, unpacked
 from headway.sandbox.tars import Allowance
+from headway.sandbox.wall import Wall
 from headway.sandbox.whole import whole
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ class RemoteSandbox(WithoutSpawns):
         self.machine = machine
         self._settings = settings
         self._turn = asyncio.Lock()
+        self._pausing = asyncio.Lock()
+        self._paused = False
+        self._wall: Wall | None = None  # of the command that runs
         self._made = self._lost = self._terminated = False
         self._events: Mapping[str, int] = {}
         self._running: asyncio.Future[Cause] | None = None
@@ -95,14 +99,15 @@ class RemoteSandbox(WithoutSpawns):
         wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
         job: dict[str, object] = self._job() | {
             "argv": list(argv),
-            "cwd": "/".join(files.parts_of(cwd)) if cwd else "",
-            "env": {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "LANG": "C.UTF-8"}
-            | dict(env or {}),
+            "cwd": cwd or ".",
+            "env": ENVIRONMENT | dict(env or {}),
             "limits": _resources(settings),
             "work_bytes": settings.work_mb << 20 if self.machine.watched else 0,
             "max_files": settings.max_files,
         }
         async with self._turn:
+            if self._paused:
+                raise SandboxError("a paused sandbox runs nothing until it is resumed", value=self._id)
             await self._use()
             if self._terminated:  # while it was made
                 return ExecResult(None, None, "", "", False, "killed", 0.0)
@@ -131,11 +136,30 @@ class RemoteSandbox(WithoutSpawns):
 
     async def pause(self) -> None:
         """Freeze every process; idempotent. Raises SandboxError where the machine cannot stand still."""
-        await self._hold(still=True)
+        if not self.machine.pauses:
+            raise SandboxError("sandboxes of this provider cannot stand still", value=self._id)
+        async with self._pausing:
+            self._usable()
+            if self._made:
+                await self.machine.hold(still=True)
+            self._paused = True
+            if self._wall is not None:
+                self._wall.stop()
 
     async def resume(self) -> None:
         """Go on; idempotent. Raises SandboxError when the machine was lost meanwhile."""
-        await self._hold(still=False)
+        if not self.machine.pauses:
+            raise SandboxError("sandboxes of this provider cannot stand still", value=self._id)
+        async with self._pausing:
+            self._usable()
+            if self._made:
+                if not await self.machine.there():
+                    self._lost = True
+                    raise SandboxError("the sandbox was lost while it was paused", value=self._id)
+                await self.machine.hold(still=False)
+            self._paused = False
+            if self._wall is not None:
+                self._wall.go()
 
     async def stats(self) -> SandboxStats:
         """Return zeros: this provider does not ask its machines."""
@@ -240,12 +264,28 @@ class RemoteSandbox(WithoutSpawns):
         uid = self.machine.drop_uid
         return {"work": WORK, "uid": uid, "outside": outside, "temporary": TEMPORARY}
 
-    async def _use(self) -> None:
-        """Make the machine at first use. Raises SandboxError when there is none to use."""
+    def _usable(self) -> None:
         if self._terminated:
             raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         if self._lost:
             raise SandboxError("the sandbox's machine is lost, and its files with it", value=self._id)
+
+    @contextlib.asynccontextmanager
+    async def _awake(self) -> AsyncGenerator[None]:
+        """Let a paused machine answer for the length of a block: no program of the model's runs then."""
+        async with self._pausing:
+            if not self._paused:
+                yield
+                return
+            await self.machine.hold(still=False)
+            try:
+                yield
+            finally:
+                await whole(self.machine.hold(still=True))
+
+    async def _use(self) -> None:
+        """Make the machine at first use. Raises SandboxError when there is none to use."""
+        self._usable()
         if not self._made:
             image = await self._image()
             try:
@@ -257,15 +297,6 @@ class RemoteSandbox(WithoutSpawns):
                 await whole(self.machine.end())
                 raise
             self._made = True
-
-    async def _hold(self, *, still: bool) -> None:
-        async with self._turn:
-            if self._made or self._terminated or self._lost:
-                if self._terminated or self._lost or not await self.machine.there():
-                    raise SandboxError("the sandbox was lost", value=self._id)
-                await self.machine.hold(still)
-            elif not self.machine.pauses:
-                await self.machine.hold(still)
 
     async def _run(self, argv: Sequence[str], stdin: bytes, limits: ExecLimits) -> ExecResult:
         loop = asyncio.get_running_loop()
@@ -292,26 +323,26 @@ class RemoteSandbox(WithoutSpawns):
                 out.close()
                 settle("exit")
 
-        began = stopwatch()
         swept: Events | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(call())
                 try:
                     failure = await self._start_failure(out, err, running)
-                    began = stopwatch()
-                    wall = loop.call_later(limits.wall_s, settle, "wall")
+                    wall = self._wall = Wall(limits.wall_s, lambda: settle("wall"))
+                    if self._paused:
+                        wall.stop()
                     try:
                         ended_by = await over if failure is None else "killed"
                     finally:
-                        wall.cancel()
-                    wall_s = stopwatch() - began
+                        wall.stop()
+                        self._wall = None
                 finally:
                     running.cancel()
         finally:
             self._running = None
             if not self._terminated:  # its end takes everything along
-                swept = await whole(self._sweep())
+                swept = await whole(self._sweep_awake())
         code: int | SandboxError | None = None if running.cancelled() else running.result()
         if self._terminated:
             ended_by = "killed"
@@ -324,7 +355,9 @@ class RemoteSandbox(WithoutSpawns):
             await whole(self.machine.end())
             if ended_by == "exit":
                 raise SandboxError("the sandbox's machine was lost under a command", value=self._id)
-        return self._result(ended_by, code if isinstance(code, int) else None, swept, out, err, wall_s)
+        return self._result(
+            ended_by, code if isinstance(code, int) else None, swept, out, err, wall.elapsed_s
+        )
 
     async def _start_failure(
         self, out: Sink, err: Sink, running: asyncio.Task[int | SandboxError]
@@ -345,6 +378,10 @@ class RemoteSandbox(WithoutSpawns):
             said = (err.text() + out.text()).strip() or "it said nothing"
             return SandboxError(f"the sandbox did not start a command: {said}")
         return None
+
+    async def _sweep_awake(self) -> Events | None:
+        async with self._awake():
+            return await self._sweep()
 
     async def _sweep(self) -> Events | None:
         """Kill whatever is left in the machine; None when that cannot be had."""
@@ -376,7 +413,8 @@ class RemoteSandbox(WithoutSpawns):
         self, verb: str, job: Mapping[str, object], feed: AsyncIterator[bytes], out: Output, value: str
     ) -> None:
         err = Sink(_TOLD_BYTES)
-        code = await self._bounded(program(verb, job), feed, out, err)
+        async with self._awake():
+            code = await self._bounded(program(verb, job), feed, out, err)
         if code:
             said = err.text().strip() or f"exit code {code}"
             raise SandboxError(f"a sandbox file could not be had: {said}", value=value)

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 from headway.core.errors import SandboxUnavailableError
 from headway.core.protocols import ExecLimits, ExecResult, Guarantee, SandboxStats
 from headway.sandbox.bubblewrap import BubblewrapProvider, BubblewrapSandbox
-from headway.sandbox.files import parts_of, usage
+from headway.sandbox.files import usage
 from headway.sandbox.kept import run_kept
-from headway.sandbox.layout import Bwrap, Layout
+from headway.sandbox.layout import SANDBOX_ENV, Bwrap, Layout
 from headway.sandbox.limited import WithoutPauses, WithoutSpawns
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class UnsafeSandbox(WithoutSpawns, WithoutPauses, BubblewrapSandbox):
             return await run_kept(
                 list(argv),
                 folder,
-                "/".join(parts_of(cwd)) if cwd else ".",
+                cwd or ".",
                 _environment(folder) | dict(env or {}),
                 stdin,
                 limits or ExecLimits(settings.wall_s, settings.output_bytes),
@@ -152,7 +152,7 @@ class UnsafeSandbox(WithoutSpawns, WithoutPauses, BubblewrapSandbox):
 def _environment(folder: Path) -> dict[str, str]:
     """Return what a command's environment holds: nothing of the user's."""
     places = f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin"
-    return {"PATH": places, "HOME": str(folder), "LANG": "C.UTF-8"}
+    return SANDBOX_ENV | {"PATH": places, "HOME": str(folder)}
 
 
 def _guarantees() -> list[Guarantee]:
