@@ -24,6 +24,7 @@ from headway.core.errors import SandboxError
 from headway.core.events import Event, SandboxLost, SandboxReady, SandboxReleased, SandboxWanted, ToolEnded
 from headway.core.protocols import ExecResult
 from headway.environments.record import Call, Record
+from headway.environments.usage import UseSoFar, prepared
 
 if TYPE_CHECKING:
     from headway.core.protocols import ExecLimits, Sandbox, SandboxProvider
@@ -61,6 +62,7 @@ class SandboxLease:
         self.turn: Callable[[], int] = lambda: 0  # index of the turn that tool calls belong to
         self.start_s = 0.0
         self.num_execs = 0
+        self._use = UseSoFar()
 
     @property
     def id(self) -> str:
@@ -93,10 +95,15 @@ class SandboxLease:
         self._decided.set()
         ending: Event = SandboxReleased(self._rollout, self._attempt, self._id)
         if self._inner is not None:
+            began, inner = stopwatch(), self._inner
+            use = None if self._calling else await self._use.at_its_end(inner)
             try:
-                await self._inner.terminate()
+                await inner.terminate()
             except (SandboxError, OSError) as error:
-                ending = SandboxLost(self._rollout, self._attempt, self._id, f"not removed: {error}")
+                ending = self._lost(f"not removed: {error}", "end")
+            else:
+                spent_s = stopwatch() - began
+                ending = SandboxReleased(self._rollout, self._attempt, self._id, spent_s, use)
             self._inner = None
         if held:
             self._emit(ending)
@@ -144,16 +151,19 @@ class SandboxLease:
 
     async def _timed_exec(self, call: Call, sandbox: Sandbox) -> ExecResult:
         began = stopwatch()
-        cause = "infra"
+        cause, ran_s = "infra", None
+        used: tuple[float | None, int | None] = (None, None)
         try:
             result: ExecResult = await call.run(sandbox)
-            cause = result.cause
+            cause, ran_s, used = result.cause, result.wall_s, self._use.add(result)
         finally:
             number = self.num_execs
             self.num_execs += 1
             if self._purpose == "rollout":
                 spent_s = stopwatch() - began
-                self._emit(ToolEnded(self._rollout, self._attempt, self.turn(), number, spent_s, cause))
+                beside_s = 0.0 if ran_s is None else max(0.0, spent_s - ran_s)
+                of = (self._rollout, self._attempt, self.turn(), number)
+                self._emit(ToolEnded(*of, spent_s, cause, beside_s, *used))
         if result.cause == "infra":
             raise SandboxError(f"the sandbox failed: {result.stderr.strip()[:200] or 'no reason given'}")
         return result
@@ -175,15 +185,15 @@ class SandboxLease:
                 await inner.terminate()
             if self.record.kept:
                 began = stopwatch()
-                sandbox = await self._built()
+                sandbox, _ = await self._built()
                 await self._still_wanted(sandbox)
                 self._inner, spent_s = sandbox, stopwatch() - began
                 self.start_s += spent_s
-                self._emit(SandboxReady(self._rollout, self._attempt, self._id, spent_s))
+                self._emit(SandboxReady(self._rollout, self._attempt, self._id, spent_s, "rebuilt"))
                 return
             self._state = "released"
             cause = "what was done in the sandbox is gone"
-            self._emit(SandboxLost(self._rollout, self._attempt, self._id, cause))
+            self._emit(self._lost(cause, "gone"))
             raise SandboxError(
                 f"the sandbox was lost: {cause}",
                 value=self._id,
@@ -211,17 +221,20 @@ class SandboxLease:
             assert self._inner is not None
             return self._inner
 
-    async def _built(self) -> Sandbox:
-        """Create the sandbox and bring it to the state that the record tells of."""
+    async def _built(self) -> tuple[Sandbox, Literal["new", "warm", "snapshot"]]:
+        """Create the sandbox and bring it to the state that the record tells of; say what it came from."""
         record, sandbox = self.record, None
         first = record.num_calls_in_snapshot
+        origin: Literal["new", "warm", "snapshot"] = "snapshot"
         if record.snapshot and self._provider.snapshots:
             # Without its snapshot (a later one took its place) the whole record gives the same state.
             with contextlib.suppress(SandboxError):
                 sandbox = await self._provider.restore(self._id, self._labels, Path(record.snapshot))
         if sandbox is None:
             sandbox, first = await self._provider.create(self._id, self._labels), 0
+            origin = "warm" if getattr(sandbox, "warm", False) else "new"
         try:
+            await prepared(sandbox)
             for call in record.calls[first:]:
                 try:
                     value = await call.run(sandbox)
@@ -234,7 +247,7 @@ class SandboxLease:
         except BaseException:
             await sandbox.terminate()
             raise
-        return sandbox
+        return sandbox, origin
 
     async def _create(self) -> None:
         if self._state == "unused":
@@ -248,15 +261,19 @@ class SandboxLease:
         self._check()
         began = stopwatch()
         try:
-            sandbox = await self._built()
+            sandbox, origin = await self._built()
         except SandboxError as error:
             self._state = "released"
-            self._emit(SandboxLost(self._rollout, self._attempt, self._id, error.rule))
+            kind = "start_timeout" if "start_timeout_s" in error.rule else "start"
+            self._emit(self._lost(error.rule, kind))
             raise
         await self._still_wanted(sandbox)
         self._inner = sandbox
         self.start_s = stopwatch() - began
-        self._emit(SandboxReady(self._rollout, self._attempt, self._id, self.start_s))
+        self._emit(SandboxReady(self._rollout, self._attempt, self._id, self.start_s, origin))
+
+    def _lost(self, cause: str, kind: str) -> SandboxLost:
+        return SandboxLost(self._rollout, self._attempt, self._id, cause, kind)
 
     async def _still_wanted(self, sandbox: Sandbox) -> None:
         """End a sandbox that was released by somebody who could not see it yet."""
