@@ -128,7 +128,7 @@ class SandboxReleased:
     rollout: str
     attempt: int
     sandbox: str
-    end_s: float = 0.0  # that its end took
+    end_s: float | None = None  # that its end took, None where nothing had to end
     use: SandboxUse | None = None  # what it held at its end, None where the provider does not tell
 
 
@@ -140,7 +140,7 @@ class SandboxLost:
     attempt: int
     sandbox: str
     cause: str  # one line
-    kind: str = ""  # of the cause, a short name: start, start_timeout, gone, end, worker_lost, infra
+    failure: str = ""  # its short name: start, start_timeout, gone, end, worker_lost, infra
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +170,7 @@ class ToolEnded:
     call: int  # index among the attempt's calls; a lower one than expected is a repetition
     duration_s: float
     cause: str  # exit, wall, oom, ... as the sandbox says
-    overhead_s: float = (
-        0.0  # of duration_s, what was no running of the command: its start and its clearing up
-    )
+    overhead_s: float | None = None  # of duration_s, all but the run of the command: starting it, clearing up
     cpu_s: float | None = None  # of all its processes, None where the provider does not tell
     memory_bytes: int | None = None  # most that it held, likewise
 

@@ -95,10 +95,12 @@ class SandboxLease:
         self._decided.set()
         ending: Event = SandboxReleased(self._rollout, self._attempt, self._id)
         if self._inner is not None:
-            began, inner = stopwatch(), self._inner
-            use = None if self._calling else await self._use.at_its_end(inner)
+            began, inner, use = stopwatch(), self._inner, None
             try:
-                await inner.terminate()
+                try:
+                    use = None if self._calling else await self._use.at_its_end(inner)
+                finally:  # cancelled while it was asked, it must go all the same
+                    await inner.terminate()
             except (SandboxError, OSError) as error:
                 ending = self._lost(f"not removed: {error}", "end")
             else:
@@ -161,7 +163,7 @@ class SandboxLease:
             self.num_execs += 1
             if self._purpose == "rollout":
                 spent_s = stopwatch() - began
-                beside_s = 0.0 if ran_s is None else max(0.0, spent_s - ran_s)
+                beside_s = None if ran_s is None else max(0.0, spent_s - ran_s)
                 of = (self._rollout, self._attempt, self.turn(), number)
                 self._emit(ToolEnded(*of, spent_s, cause, beside_s, *used))
         if result.cause == "infra":
