@@ -14,7 +14,7 @@ from headway.sandbox.settings import SandboxSettings
 
 
 class Usage:
-    cpu_s, memory_bytes = 0.25, 1000
+    cpu_s, max_memory_bytes = 0.25, 1000
 
 
 class Result(ExecResult):
@@ -42,7 +42,7 @@ class Told:
             await asyncio.sleep(3600)
 
         class Stats:
-            disk_bytes, num_files, peak_memory_bytes = 4096, 3, 1500
+            disk_bytes, num_files, memory_bytes, cpu_s = 4096, 3, 500, 0.75
 
         return Stats()
 
@@ -90,7 +90,7 @@ async def test_commands_and_the_end_tell_what_the_provider_measured():
         (0, 0.25, 1000), (1, 0.25, 1000),
     ]  # fmt: skip
     assert first.overhead_s == first.duration_s  # the command ran for 0 s
-    assert released.use == SandboxUse(cpu_s=0.5, memory_bytes=1500, disk_bytes=4096, num_files=3)
+    assert released.use == SandboxUse(cpu_s=0.75, memory_bytes=1000, disk_bytes=4096, num_files=3)
     assert released.end_s >= 0
 
 
@@ -153,4 +153,14 @@ async def test_a_verifiers_commands_are_no_tool_calls():
     await lease.exec(["x"])
     await lease.release()
     assert [type(event) for event in told] == [SandboxWanted, SandboxReady, SandboxReleased]
-    assert told[-1].use.cpu_s == 0.25
+    assert told[-1].use.memory_bytes == 1000
+
+
+async def test_a_provider_that_says_nothing_but_0_told_nothing(monkeypatch):
+    monkeypatch.setattr(Usage, "cpu_s", 0.0)
+    monkeypatch.setattr(Usage, "max_memory_bytes", 0)
+    monkeypatch.setattr(Told, "stats", None)
+    lease, told = lease_on(Provider(Told()))
+    await lease.exec(["x"])
+    await lease.release()
+    assert (told[2].cpu_s, told[2].memory_bytes, told[-1].use) == (None, None, None)

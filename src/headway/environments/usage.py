@@ -1,7 +1,7 @@
 """What a sandbox used, as far as its provider tells: the commands' own numbers, and those of its end.
 
-A provider need not measure. `ExecResult.usage` and `Sandbox.stats()` may be absent, and any number of them
-None; nothing is invented for what is not told.
+A provider need not measure. `ExecResult.usage` and `Sandbox.stats()` may be absent, or hold nothing but 0,
+which is how a provider says that it cannot tell; nothing is invented for what is not told.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class UseSoFar:
     def add(self, result: ExecResult) -> tuple[float | None, int | None]:
         """Take a command in; return its CPU seconds and the most memory that it held, bytes."""
         usage: object = getattr(result, "usage", None)
-        cpu_s, memory_bytes = _number(usage, "cpu_s"), _whole(usage, "memory_bytes", "max_rss_bytes")
+        cpu_s, memory_bytes = _numbers(usage, "cpu_s", "max_memory_bytes")
         if cpu_s is not None:
             self._cpu_s = (self._cpu_s or 0.0) + cpu_s
         if memory_bytes is not None:
-            self._memory_bytes = max(self._memory_bytes or 0, memory_bytes)
-        return cpu_s, memory_bytes
+            self._memory_bytes = max(self._memory_bytes or 0, int(memory_bytes))
+        return cpu_s, None if memory_bytes is None else int(memory_bytes)
 
     async def at_its_end(self, sandbox: Sandbox) -> SandboxUse | None:
         """Ask a sandbox that is about to end; None when neither it nor its commands told anything."""
         told = await _stats(sandbox)
-        cpu_s, memory_bytes = _number(told, "cpu_s"), _whole(told, "peak_memory_bytes", "memory_bytes")
+        cpu_s, disk_bytes, num_files = _numbers(told, "cpu_s", "disk_bytes", "num_files")
         use = SandboxUse(
             cpu_s=self._cpu_s if cpu_s is None else cpu_s,
-            memory_bytes=_most(self._memory_bytes, memory_bytes),
-            disk_bytes=_whole(told, "disk_bytes"),
-            num_files=_whole(told, "num_files"),
+            memory_bytes=self._memory_bytes,  # most at once: what it holds at its end says less
+            disk_bytes=None if disk_bytes is None else int(disk_bytes),
+            num_files=None if num_files is None else int(num_files),
         )
         return None if use == SandboxUse() else use
 
@@ -68,18 +68,9 @@ async def _stats(sandbox: Sandbox) -> object:
         return None
 
 
-def _number(told: object, *names: str) -> float | None:
-    for name in names:
-        value: object = getattr(told, name, None)
-        if isinstance(value, (int, float)):
-            return float(value)
-    return None
-
-
-def _whole(told: object, *names: str) -> int | None:
-    value = _number(told, *names)
-    return None if value is None else int(value)
-
-
-def _most(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one if other is None else max(one, other)
+def _numbers(told: object, *names: str) -> list[float | None]:
+    """Return these attributes, all None where none of them is more than 0."""
+    values: list[Any] = [getattr(told, name, None) for name in names]
+    if not any(values):
+        return [None for _ in names]
+    return [None if value is None else float(value) for value in values]
