@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import resource
-from typing import TYPE_CHECKING
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from headway.core.clock import stopwatch, wall_time
 from headway.core.errors import SandboxError, SandboxUnavailableError
+from headway.core.protocols import Guarantee
+from headway.core.storage import size
 from headway.matching.memory import rollouts_in_flight
 from headway.queue.settings import verify_places
 from headway.runtime.preflight.findings import Finding, failed, ok, warning
 from headway.runtime.preflight.machine import uses_sandbox
-from headway.sandbox.preflight import read_sysctl
+from headway.runtime.preflight.sandbox_limits import bytes_each, limits
 from headway.sandbox.providers import make_provider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from headway.core.protocols import SandboxProvider
     from headway.runtime.preflight.subject import Subject
+    from headway.sandbox.settings import SandboxSettings
 
-_FILES_EACH = 10  # pipes and process handles of a running command, in its environment worker
-_FILES_BESIDE = 64
-_NAMESPACES_EACH = 3
+_SLOW_S = 1.0  # to a first output: it is felt in every rollout
+_WRONG_CLOCK_S = 1.0
 _UNUSED = "no environment of this run uses one"
 
 
@@ -33,14 +38,15 @@ def quota(subject: Subject) -> Iterator[Finding]:
         return
     most, kept = config.sandbox.max_live, verify_places(config.sandbox.max_live)
     places, in_flight = most - kept, rollouts_in_flight(config)
-    size = config.queue.group_size + config.oversampling.rollouts_extra
-    findings = [*_limits(most, config.sandbox.max_processes)]
-    if places < size:
+    group = config.queue.group_size + config.oversampling.rollouts_extra
+    live = min(most, in_flight)
+    findings = [*limits(live, config.sandbox)]
+    if places < group:
         findings.append(
             warning(
                 f"{places} rollouts hold a sandbox at once ({kept} of {most} places are kept for verifiers), "
-                f"so the {size} of a group wait for one another",
-                f"Use sandbox.max_live = {-(-4 * size // 3)} or more",
+                f"so the {group} of a group wait for one another",
+                f"Use sandbox.max_live = {-(-4 * group // 3)} or more",
                 key="sandbox.max_live",
                 value=most,
             )
@@ -49,63 +55,121 @@ def quota(subject: Subject) -> Iterator[Finding]:
     if not findings:
         yield ok(
             f"{places} rollouts hold a sandbox at once, of {in_flight} in flight; {kept} more places are for "
-            "verifiers"
+            f"verifiers; at their limits {live} take {size(live * bytes_each(config.sandbox))} of memory"
         )
 
 
-def _limits(most: int, max_processes: int) -> Iterator[Finding]:
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _FILES_BESIDE + most * _FILES_EACH
-    if files != resource.RLIM_INFINITY and files < needed:
-        yield from failed(
-            SandboxUnavailableError(
-                f"{most} sandboxes need {needed} open files in one process, and the limit is {files}",
-                remedy=f"Run `ulimit -n {needed}` before, or lower sandbox.max_live",
-                key="sandbox.max_live",
-            )
-        )
-    processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    needed = most * (max_processes + 4)
-    if processes != resource.RLIM_INFINITY and processes < needed:
-        yield warning(
-            f"{most} sandboxes may have {needed} processes, and the limit of this user is {processes}",
-            f"Run `ulimit -u {needed}` before, or lower sandbox.max_live or sandbox.max_processes",
-            key="sandbox.max_live",
-        )
-    allowed = read_sysctl("user/max_user_namespaces")
-    if allowed is not None and 0 < int(allowed) < most * _NAMESPACES_EACH:
-        needed = most * _NAMESPACES_EACH
-        yield warning(
-            f"{most} sandboxes need {needed} user namespaces, and the kernel allows {allowed}",
-            f"Run `sudo sysctl -w user.max_user_namespaces={needed}`, or lower sandbox.max_live",
-            key="sandbox.max_live",
-        )
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """One sandbox from its creation to its end."""
+
+    guarantees: list[Guarantee]
+    made_s: float
+    first_output_s: float  # after it was made
+    ended_s: float
+    clock_s: float  # that its clock is ahead of ours, 0 where it is between the two times that ours showed
+    left: int  # that the provider still lists
 
 
 def sandbox(subject: Subject) -> Iterator[Finding]:
-    """Run one command in a sandbox, and say which limits this machine cannot enforce."""
+    """Make a sandbox, run a command in it and end it; say what nothing here enforces, and what it took."""
     used = any(entry.needs_sandbox for entry in subject.environments.values())
     if not used:
         yield ok(_UNUSED)
         return
     try:
-        guarantees = asyncio.run(make_provider(subject.config.sandbox).preflight())
+        tried = asyncio.run(_try(subject.config.sandbox))
     except SandboxError as error:
         yield from failed(
             SandboxUnavailableError(
                 f"the sandbox must run one command: {error.rule}",
                 value=error.value,
-                remedy="Choose another folder with sandbox.directory=FOLDER",
+                remedy=error.remedy or "Choose another folder with sandbox.directory=FOLDER",
                 key="sandbox.directory",
             )
         )
         return
+    yield from _enforced(tried.guarantees)
+    yield from _took(tried)
+    yield from _clock(tried)
+
+
+def _enforced(guarantees: list[Guarantee]) -> Iterator[Finding]:
     absent = [entry for entry in guarantees if entry.level == "absent"]
     for entry in absent:
         yield warning(f"nothing here enforces the limit on {entry.name}", entry.remedy)
     if not absent:
         weak = [entry.name for entry in guarantees if entry.level == "best-effort"]
-        yield ok(
-            f"a command ran in it; {len(guarantees) - len(weak)} limits are enforced; only "
-            f"nearly: {', '.join(weak)}"
+        nearly = f"; only nearly: {', '.join(weak)}" if weak else ""
+        yield ok(f"a command ran in it; {len(guarantees) - len(weak)} limits are enforced{nearly}")
+
+
+def _took(tried: _Tried) -> Iterator[Finding]:
+    text = (
+        f"one was made in {_ms(tried.made_s)}, its first command answered after {_ms(tried.first_output_s)} "
+        f"more, and it was gone {_ms(tried.ended_s)} after its end was asked for"
+    )
+    if tried.left:
+        yield warning(
+            f"{text}, but its provider still lists it", "Run `headway sandbox reap`, and report it as a fault"
         )
+    elif tried.made_s + tried.first_output_s > _SLOW_S:
+        yield warning(
+            f"{text}: every rollout that uses one waits that long",
+            'Let the machine do less beside it, or choose another provider (sandbox.provider="local" starts '
+            "fastest)",
+            key="sandbox.provider",
+        )
+    else:
+        yield ok(text)
+
+
+def _clock(tried: _Tried) -> Iterator[Finding]:
+    if abs(tried.clock_s) > _WRONG_CLOCK_S:
+        side = "ahead of" if tried.clock_s > 0 else "behind"
+        yield warning(
+            f"its clock is {abs(tried.clock_s):,.1f} s {side} this machine's",
+            "Set the clock of the machine that runs the sandboxes (NTP); programs that look at the time, and "
+            "certificates, fail in them",
+        )
+    else:
+        yield ok("its clock shows this machine's time")
+
+
+async def _try(settings: SandboxSettings) -> _Tried:
+    """Use one sandbox. Raises SandboxError when it cannot be made, used or ended."""
+    provider: SandboxProvider = make_provider(settings)
+    label = {"run": f"check-{os.getpid()}"}
+    try:
+        guarantees = await provider.preflight()
+        times = [stopwatch()]
+        made = await provider.create(f"check-{os.getpid()}", label)
+        try:
+            prepare: Any = getattr(made, "prepare", None)
+            if prepare is not None:
+                await prepare()
+            times.append(stopwatch())
+            before = wall_time()
+            result = await made.exec(["python3", "-I", "-S", "-c", "import time; print(time.time())"])
+            after = wall_time()
+            times.append(stopwatch())
+        finally:
+            await made.terminate()
+        times.append(stopwatch())
+        left = len(await provider.list(label))
+    finally:
+        close: Any = getattr(provider, "close", None)
+        if close is not None:
+            close()
+    try:
+        inside = float(result.stdout)
+    except ValueError:
+        said = result.stderr.strip()[-200:] or result.stdout[:200]
+        raise SandboxError(f"python3 ended with {result.cause} ({result.rc}): {said}") from None
+    clock_s = inside - after if inside > after else min(0.0, inside - before)
+    begun, made_at, ran_at, ended_at = times
+    return _Tried(guarantees, made_at - begun, ran_at - made_at, ended_at - ran_at, clock_s, left)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f} ms"
