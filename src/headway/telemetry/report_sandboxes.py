@@ -104,6 +104,10 @@ def lines(summary: Summary) -> list[str]:
             f"live {number(live['mean'], 1)} on average, at most {number(live['max'], 0)}; starting at most "
             f"{number(starting['max'], 0)}; waiting for a grant at most {number(queued['max'], 0)}"
         )
+    if refused := summary["rl.sandbox.refused"]:
+        found.append(
+            f"the provider refused {refused:,} starts for its quota or its rate; they were tried again"
+        )
     if calls := summary["rl.sandbox.calls"]:
         found.append(f"commands of rollouts ended by: {_counts(calls)}")
     for kind, failure in summary["rl.sandbox.failures"].items():

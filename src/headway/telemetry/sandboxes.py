@@ -62,6 +62,7 @@ class Sandboxes:
         self.use = {name: Tails() for name in USES}
         self.queued, self.starting, self.live = Level(), Level(), Level()
         self.num_lost = 0
+        self.num_refused = 0
         self._num_never_ready = 0  # of the lost ones
         self._time_s = dict.fromkeys(TIMES, 0.0)
         self._calls: dict[str, int] = {}  # by cause
@@ -93,6 +94,18 @@ class Sandboxes:
         self.queued.set(self.queued.value - 1)
         self.starting.set(self.starting.value + 1)
         self.live.set(self.live.value + 1)
+
+    def refused(self, t: float, sandbox_id: str) -> None:
+        """Its provider makes no further one now: it waits for another grant."""
+        sandbox = self._open.get(sandbox_id)
+        if sandbox is None or sandbox.granted is None or sandbox.ready is not None:
+            return
+        self.num_refused += 1
+        self._time_s["starting"] += t - sandbox.granted
+        sandbox.wanted, sandbox.granted = t, None
+        self.starting.set(self.starting.value - 1)
+        self.live.set(self.live.value - 1)
+        self.queued.set(self.queued.value + 1)
 
     def ready(self, t: float, event: SandboxReady) -> bool:
         """It runs, for the first time or again in place of one that was lost; say whether that is news."""
@@ -205,6 +218,7 @@ class Sandboxes:
             "rl.sandbox.origins": dict(sorted(self._origins.items())),
             "rl.sandbox.calls": dict(sorted(self._calls.items())),
             "rl.sandbox.failures": dict(sorted(self._failures.items())),
+            "rl.sandbox.refused": self.num_refused,
             "rl.sandbox.error_fraction": ratio(self.num_lost, resolved),
             "rl.sandbox.time_s": dict(self._time_s),
             **{f"rl.sandbox.use.{name}": tails.summary() for name, tails in self.use.items()},

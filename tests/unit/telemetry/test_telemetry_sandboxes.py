@@ -130,6 +130,22 @@ def test_a_wish_that_was_never_granted_ends_with_its_rollout(kit):
     assert summary["rl.sandbox.queued"]["mean"] == pytest.approx(2 / 7)
 
 
+def test_a_refused_start_waits_again(kit):
+    s = kit.Script()
+    s.start(0.0, "g0.0")
+    s.event(1.0, e.SandboxWanted("g0.0", 0, "a", "rollout"), c.GrantSandbox("g0.0", 0, "a"))
+    metrics = s.metrics()
+    metrics.sandboxes.refused(2.0, "a")
+    metrics.sandboxes.refused(2.0, "a")
+    metrics.sandboxes.granted(5.0, "a")
+    metrics.sandboxes.ready(6.0, e.SandboxReady("g0.0", 0, "a", 1.0))
+    summary = metrics.summary()
+    assert summary["rl.sandbox.refused"] == 1
+    spent = summary["rl.sandbox.time_s"]
+    assert (spent["queued"], spent["starting"], spent["handed_over"]) == (3.0, 2.0, 0.0)
+    assert "refused 1 starts" in report_text(summary, [])
+
+
 def test_a_resume_leaves_nothing_of_the_old_life(script):
     script.event(20.0, e.SandboxWanted("g0.1", 0, "b", "rollout"), c.GrantSandbox("g0.1", 0, "b"))
     script.event(30.0, e.RunResumed(1, 0, 25.0))
