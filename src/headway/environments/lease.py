@@ -9,6 +9,9 @@ With a record that is kept, every call and its result is recorded; one of an ear
 without a sandbox. At the first call beyond it, and when the sandbox is found dead (`revive`), its state
 is rebuilt in the place that was granted: from the newest snapshot, if there is one, and the recorded calls
 after it, in their order. What they return then is not compared: a command that tells the time is no fault.
+
+A failure of the infrastructure is remembered: an environment may catch it and go on, but what it then makes
+of the rollout is no outcome, and no reward (`must_be_intact`).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.clock import stopwatch
-from headway.core.errors import SandboxError
+from headway.core.errors import EnvironmentFault, SandboxError
 from headway.core.events import Event, SandboxLost, SandboxReady, SandboxReleased, SandboxWanted, ToolEnded
 from headway.core.protocols import ExecResult
 from headway.environments.record import Call, Record
@@ -63,6 +66,7 @@ class SandboxLease:
         self.start_s = 0.0
         self.num_execs = 0
         self._use = UseSoFar()
+        self._failure: SandboxError | None = None  # of the infrastructure
 
     @property
     def id(self) -> str:
@@ -119,6 +123,8 @@ class SandboxLease:
         limits: ExecLimits | None = None,
     ) -> ExecResult:
         """Run a command; see `Sandbox`."""
+        if not argv or any("\0" in word for word in argv):  # which no system can run
+            raise EnvironmentFault("a command must have a word, and no word of it a NUL")
         return await self._call(Call.exec(argv, stdin, env, limits), self._timed_exec)
 
     async def write(self, path: str, data: bytes) -> None:
@@ -134,12 +140,16 @@ class SandboxLease:
         known = self.record.called(call)
         if known is not None:
             self.num_execs += known.op == "exec"
+            if known.failed and known.op == "exec":
+                self._failure = SandboxError(known.failed)
             return known.answer()
         sandbox = await self._ready()
         self._calling += 1
         try:
             value = await run(call, sandbox)
         except SandboxError as error:
+            if self._state == "granted" and (call.op == "exec" or not await self._provider.alive(self._id)):
+                self._failure = error
             if self.record.kept:
                 call.failed = error.rule
                 self.record.calls.append(call)
@@ -170,6 +180,11 @@ class SandboxLease:
             raise SandboxError(f"the sandbox failed: {result.stderr.strip()[:200] or 'no reason given'}")
         return result
 
+    def must_be_intact(self) -> None:
+        """Raise the SandboxError that the infrastructure caused, whoever caught it."""
+        if self._failure is not None:
+            raise self._failure
+
     async def terminate(self) -> None:
         """End the sandbox; see `Sandbox`."""
         await self.release()
@@ -196,11 +211,12 @@ class SandboxLease:
             self._state = "released"
             cause = "what was done in the sandbox is gone"
             self._emit(self._lost(cause, "gone"))
-            raise SandboxError(
+            self._failure = SandboxError(
                 f"the sandbox was lost: {cause}",
                 value=self._id,
                 remedy='An environment that declares resume = "replay" or "snapshot" gets it rebuilt',
             )
+            raise self._failure
 
     async def snapshot(self, path: Path) -> bool:
         """Copy the sandbox's state to `path` and let the record name it; return whether that was done.
@@ -268,6 +284,7 @@ class SandboxLease:
             self._state = "released"
             kind = "start_timeout" if "start_timeout_s" in error.rule else "start"
             self._emit(self._lost(error.rule, kind))
+            self._failure = error
             raise
         await self._still_wanted(sandbox)
         self._inner = sandbox
