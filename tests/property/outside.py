@@ -45,6 +45,7 @@ from headway.core.events import (
     RolloutResumed,
     SandboxLost,
     SandboxReady,
+    SandboxRefused,
     SandboxReleased,
     SandboxWanted,
     Scored,
@@ -198,6 +199,7 @@ class Outside:
                 found = [
                     ("ready", lambda: self._ready(thing)),
                     ("lost", lambda: self._lost(thing.rollout, thing.attempt, thing.sandbox)),
+                    ("refused", lambda: SandboxRefused(thing.rollout, thing.attempt, thing.sandbox, "x")),
                 ]
             case SandboxReady():  # it runs
                 return [("lost", lambda: self._lost(thing.rollout, thing.attempt, thing.sandbox, key))]

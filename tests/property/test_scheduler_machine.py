@@ -113,6 +113,7 @@ def chosen_settings(of: Callable[..., Any]) -> SchedulerSettings:
         max_sandboxes=of(2, 6),
         verify_sandboxes=1,
         max_sandbox_starts_per_s=of(0.0, 2.0),
+        max_starting_sandboxes=of(0, 1),
         num_environment_workers=1,
         num_replicas=of(1, 2),
     )

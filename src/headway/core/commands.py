@@ -42,7 +42,7 @@ class StartRollout:
 
 @dataclass(frozen=True, slots=True)
 class GrantSandbox:
-    """A sandbox may be created now; answered by SandboxReady or SandboxLost."""
+    """A sandbox may be created now; answered by SandboxReady, SandboxRefused or SandboxLost."""
 
     rollout: str
     attempt: int

@@ -94,6 +94,20 @@ class SandboxError(HeadwayError):
     """The sandbox infrastructure failed; never the model's fault and never a reward."""
 
 
+class SandboxRefusedError(SandboxError):
+    """The provider makes no further sandbox now, for its quota or its rate; one may be had later.
+
+    Nobody retries it but the scheduler, which granted the place: it lowers what it grants and grants again.
+    `retry_after_s` is what the provider asks to wait, 0 when it does not say.
+    """
+
+    def __init__(
+        self, rule: str, *, value: object = None, remedy: str = "", key: str = "", retry_after_s: float = 0.0
+    ) -> None:
+        super().__init__(rule, value=value, remedy=remedy, key=key)
+        self.retry_after_s = retry_after_s
+
+
 class EngineError(HeadwayError):
     """The generator refused or lost a request."""
 

@@ -122,6 +122,20 @@ class SandboxReady:
 
 
 @dataclass(frozen=True, slots=True)
+class SandboxRefused:
+    """The provider makes no further sandbox now, for its quota or its rate: the grant is given back.
+
+    The sandbox is wanted as before, and granted again later.
+    """
+
+    rollout: str
+    attempt: int
+    sandbox: str
+    reason: str
+    retry_after_s: float = 0.0  # what the provider asks to wait, 0 when it does not say
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxReleased:
     """A sandbox is gone, as asked."""
 
@@ -407,6 +421,7 @@ Event = (
     | TasksExhausted
     | SandboxWanted
     | SandboxReady
+    | SandboxRefused
     | SandboxReleased
     | SandboxLost
     | TurnEnded

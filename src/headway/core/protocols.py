@@ -270,6 +270,13 @@ class SandboxProvider(Protocol):
         """Return ids of live sandboxes whose labels include these."""
         ...
 
+    async def end(self, sandbox_id: str, labels: Mapping[str, str]) -> bool:
+        """End one sandbox by the id and labels of its creation, this process's or a dead one's; idempotent.
+
+        Returns whether anything of it was there.
+        """
+        ...
+
     async def reap(self, run_id: str) -> int:
         """End every sandbox of a run, this process's or a dead one's; return how many."""
         ...

@@ -277,7 +277,7 @@ class RolloutHost:
         num_turns = sum(len(sample.turns) for sample in payload.samples)
         work = self._environment(command).score(task, Outcome(payload.outcome), lease)
         try:
-            reward = checked(await self._supervise(work, lambda: timeout_s + lease.waited_s), num_turns)
+            reward = checked(await self._supervise(work, lambda: timeout_s + lease.outside_s), num_turns)
         except OverdueError:
             raise OverdueError("a rollout must be scored within reward.timeout_s", value=timeout_s) from None
         lease.must_be_intact()

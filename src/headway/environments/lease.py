@@ -1,9 +1,10 @@
 """A sandbox that is asked for at its first use, and brought back when it is lost.
 
 Waits for GrantSandbox (the scheduler answers SandboxWanted when its quota allows, or cancels the attempt);
-its id is chosen before anything is asked or created, so that nothing can leak unnamed. Ends by `release`,
-whoever calls it: the host on ReleaseSandbox, or on the attempt's way out. Each ending that the scheduler
-granted a place for is told exactly once.
+for another one after a SandboxRefused, which tells that the provider makes no further sandbox now. Its id is
+chosen before anything is asked or created, so that nothing can leak unnamed. Ends by `release`, whoever calls
+it: the host on ReleaseSandbox, or on the attempt's way out. Each ending that the scheduler granted a place
+for is told exactly once.
 
 With a record that is kept, every call and its result is recorded; one of an earlier life is answered from it,
 without a sandbox. At the first call beyond it, and when the sandbox is found dead (`revive`), its state
@@ -23,8 +24,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.clock import stopwatch
-from headway.core.errors import EnvironmentFault, SandboxError
-from headway.core.events import Event, SandboxLost, SandboxReady, SandboxReleased, SandboxWanted, ToolEnded
+from headway.core.errors import EnvironmentFault, SandboxError, SandboxRefusedError
+from headway.core.events import (
+    Event,
+    SandboxLost,
+    SandboxReady,
+    SandboxRefused,
+    SandboxReleased,
+    SandboxWanted,
+    ToolEnded,
+)
 from headway.core.protocols import ExecResult
 from headway.environments.record import Call, Record
 from headway.environments.usage import UseSoFar, prepared
@@ -52,7 +61,7 @@ class SandboxLease:
         self._attempt = attempt
         self._purpose: Literal["rollout", "verify"] = purpose
         self._provider = provider
-        self._labels = {"run": run_id, "rollout": rollout}
+        self._labels = {"run": run_id, "rollout": rollout, "purpose": purpose}
         self._emit = emit
         self.record = record or Record()
         self._calling = 0  # calls in progress
@@ -61,6 +70,7 @@ class SandboxLease:
         self._inner: Sandbox | None = None
         self._wanted_at: float | None = None
         self._waited_s = 0.0
+        self._starts_at: float | None = None  # while it starts
         self._state: Literal["unused", "wanted", "granted", "released"] = "unused"
         self.turn: Callable[[], int] = lambda: 0  # index of the turn that tool calls belong to
         self.start_s = 0.0
@@ -83,6 +93,12 @@ class SandboxLease:
         """Seconds spent waiting for a grant so far."""
         now = 0.0 if self._wanted_at is None else stopwatch() - self._wanted_at
         return self._waited_s + now
+
+    @property
+    def outside_s(self) -> float:
+        """Seconds spent waiting for a grant and starting so far, which count against no limit."""
+        starting_s = 0.0 if self._starts_at is None else stopwatch() - self._starts_at
+        return self.waited_s + self.start_s + starting_s
 
     def grant(self) -> None:
         """The sandbox may be created now."""
@@ -277,15 +293,25 @@ class SandboxLease:
         finally:
             self._waited_s, self._wanted_at = self.waited_s, None
         self._check()
-        began = stopwatch()
+        began = self._starts_at = stopwatch()
         try:
             sandbox, origin = await self._built()
+        except SandboxRefusedError as error:
+            self._check()
+            self._state = "wanted"
+            self._decided.clear()
+            said = (error.rule, error.retry_after_s)
+            self._emit(SandboxRefused(self._rollout, self._attempt, self._id, *said))
+            await self._create()
+            return
         except SandboxError as error:
             self._state = "released"
             kind = "start_timeout" if "start_timeout_s" in error.rule else "start"
             self._emit(self._lost(error.rule, kind))
             self._failure = error
             raise
+        finally:
+            self._starts_at = None
         await self._still_wanted(sandbox)
         self._inner = sandbox
         self.start_s = stopwatch() - began

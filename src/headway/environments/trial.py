@@ -21,6 +21,7 @@ from headway.core.events import (
     RolloutEnded,
     RolloutFailed,
     RolloutParked,
+    SandboxRefused,
     SandboxWanted,
     Scored,
     ScoreFailed,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from headway.renderers.chat import Renderer
 
 _ROLLOUT, _ATTEMPT, _REPLICA = "try", 0, "engine"
+_AGAIN_S = 1.0  # after a refusal of the sandboxes' provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,9 @@ async def _follow(
         event = await events.get()
         seen.append((clock.now(), event))
         if isinstance(event, SandboxWanted):
+            host.grant(GrantSandbox(event.rollout, event.attempt, event.sandbox))
+        elif isinstance(event, SandboxRefused):
+            await asyncio.sleep(max(_AGAIN_S, event.retry_after_s))
             host.grant(GrantSandbox(event.rollout, event.attempt, event.sandbox))
         elif isinstance(event, RolloutParked):  # its request was lost
             host.resume(Resume(_ROLLOUT, _ATTEMPT, _REPLICA))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import RequestTask, StartRollout
 from headway.core.protocols import MAIN_POLICY
-from headway.queue import choice, concurrency, lost_steps
+from headway.queue import choice, concurrency, lost_steps, sandboxes
 from headway.queue.choice import Choice
 from headway.queue.context import Context, origin, rollout_seed
 from headway.queue.state import Again, GroupState, RolloutState
@@ -55,6 +55,8 @@ def admit(ctx: Context) -> None:
         if step - applied > ctx.settings.depth or (last_step and step >= last_step):
             return
         if room is not None and room < size and (running or index.busy):
+            return
+        if sandboxes.refusing(ctx) and running:
             return
         if queue.max_running_rollouts and running + size > queue.max_running_rollouts and running:
             return
@@ -151,6 +153,7 @@ def start_attempt(ctx: Context, group: GroupState, rollout: RolloutState, partia
     """
     rollout.pending, rollout.started_s, rollout.partial = "", ctx.now, partial
     rollout.num_turns, rollout.num_calls, rollout.last_sign = 0, 0, "its start"
+    rollout.waited_s = 0.0
     rollout.pruned = rollout.audited = ""
     if not partial:
         rollout.num_tokens, rollout.spans, rollout.environment_age = 0, [], 0

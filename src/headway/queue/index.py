@@ -51,6 +51,7 @@ class Index:
         self.judged_at: tuple[int, int] | None = None  # lineage and step at which queued groups were judged
         self.wanted: dict[str, dict[str, SandboxState]] = {"rollout": {}, "verify": {}}  # first come first
         self.num_live_sandboxes = 0
+        self.num_starting_sandboxes = 0  # of the live ones, those granted and not ready
         self.heap: list[tuple[float, str]] = [(at, key) for key, at in state.deadlines.items()]
         heapq.heapify(self.heap)
         for group in state.groups.values():
@@ -191,11 +192,34 @@ class Index:
             self.wanted[sandbox.purpose][name] = sandbox
         else:
             self.num_live_sandboxes += 1
+            self.num_starting_sandboxes += sandbox.stage == "granted"
 
     def remove_sandbox(self, name: str, sandbox: SandboxState) -> None:
         """Forget a sandbox."""
         if self.wanted[sandbox.purpose].pop(name, None) is None:
             self.num_live_sandboxes -= 1
+            self.num_starting_sandboxes -= sandbox.stage == "granted"
+
+    def grant(self, name: str, sandbox: SandboxState) -> None:
+        """Let the wanted sandbox start."""
+        self.remove_sandbox(name, sandbox)
+        sandbox.stage = "granted"
+        self.add_sandbox(name, sandbox)
+
+    def started(self, sandbox: SandboxState, stage: Literal["ready", "releasing"]) -> None:
+        """A granted sandbox runs, or must go; or one that runs must."""
+        self.num_starting_sandboxes -= sandbox.stage == "granted"
+        sandbox.stage = stage
+
+    def ungrant(self, state: State, name: str, sandbox: SandboxState) -> None:
+        """Put a granted sandbox back to its place in the line, which is the order of the wishes."""
+        self.remove_sandbox(name, sandbox)
+        sandbox.stage = "wanted"
+        self.wanted[sandbox.purpose] = {
+            name: other
+            for name, other in state.sandboxes.items()
+            if other.stage == "wanted" and other.purpose == sandbox.purpose
+        }
 
     # --- deadlines
 

@@ -13,7 +13,7 @@ from headway.queue import guard, oversampling, rollouts, streaming
 from headway.queue.admission import ask_task, start_attempt
 from headway.queue.lost_steps import age, is_lost, plan, take_again
 from headway.queue.recovery import requeue
-from headway.queue.state import ACTIVE
+from headway.queue.state import ACTIVE, RefusalState
 
 if TYPE_CHECKING:
     from headway.core.events import RunResumed
@@ -41,6 +41,7 @@ def resumed(ctx: Context, event: RunResumed) -> None:
     state.workers, state.trainer_joined, state.trainer = [], False, "idle"
     state.worker_restarts = {}
     state.replicas, state.sandboxes, state.requests = {}, {}, {}
+    state.refusals = RefusalState()
     state.eval, state.eval_wanted = None, -1
     state.evaluated = state.evaluated if state.evaluated <= event.step else -1
     state.restart_due = True

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _FATES: dict[str, Fate] = {
     "infrastructure": "failed_infrastructure",
+    "sandbox": "failed_infrastructure",
     "environment": "failed_environment",
     "reward": "failed_reward",
     "pruned": "pruned",
@@ -29,6 +30,9 @@ _FATES: dict[str, Fate] = {
     "voided": "voided",
 }
 FAULTS = ("infrastructure", "environment", "reward")
+_LATE = {"environment": "environment", "sandbox": "infrastructure"}
+"""What an attempt waited for at its deadline -> whose fault that is."""
+
 CROSSING = ("length", "repetition", "environment", "value")  # whose pruning an end that crosses it undoes
 _TOTAL_TIMEOUTS = 4  # an attempt that keeps making progress may take this many idle timeouts
 
@@ -71,7 +75,7 @@ def ended(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollout
     concurrency.rollout_ended(ctx, rollout)
     if event.num_turns <= rollout.audited_after:
         rollout.audited = ""  # its end would have crossed its pruning
-    crossed = rollout.owner in ("environment", "restart") or rollout.pruned in CROSSING
+    crossed = rollout.owner in (*_LATE, "restart") or rollout.pruned in CROSSING
     if rollout.pending == "cancelling" and not crossed:
         ctx.met(f"cancel:{rollout.id}")
         _lose(ctx, group, rollout, rollout.owner)
@@ -108,10 +112,10 @@ def failed(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollou
     if cancelling and rollout.owner == "restart":
         _begin_anew(ctx, group, rollout)
         return
-    if cancelling and rollout.owner != "environment":
+    if cancelling and rollout.owner not in _LATE:
         _lose(ctx, group, rollout, rollout.owner)
         return
-    owner = "environment" if cancelling else event.owner
+    owner = _LATE[rollout.owner] if cancelling else event.owner
     message = event.message if owner == event.owner else f"no answer within its deadline ({event.message})"
     attempt_failed(ctx, group, rollout, owner, event.cause, message)
 
@@ -214,7 +218,8 @@ def deadline(ctx: Context, kind: str, rollout_id: str) -> None:
     group, rollout = found
     if kind == "rollout":
         ctx.warn("rollout_timeout", _overdue(ctx, group, rollout))
-        cancel(ctx, rollout, "deadline", owner="environment")
+        waits = bool(_waits_for_sandbox(ctx, rollout))
+        cancel(ctx, rollout, "deadline", owner="sandbox" if waits else "environment")
     elif kind in ("park", "resume"):
         ctx.warn(f"{kind}_timeout", f"rollout {rollout.id} of task {group.task_id} did not {kind} in time")
         cancel(ctx, rollout, "deadline", owner="environment")
@@ -228,9 +233,9 @@ def deadline(ctx: Context, kind: str, rollout_id: str) -> None:
 def _never_ended(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
     """Nothing answered a cancellation: what the attempt holds is taken from it."""
     sandboxes.release_all(ctx, rollout)
-    if rollout.owner == "environment":
+    if rollout.owner in _LATE:
         attempt_failed(
-            ctx, group, rollout, "environment", "timeout", "never returned, not even when cancelled"
+            ctx, group, rollout, _LATE[rollout.owner], "timeout", "never returned, not even when cancelled"
         )
     elif rollout.owner == "restart":
         _begin_anew(ctx, group, rollout)
@@ -239,7 +244,18 @@ def _never_ended(ctx: Context, group: GroupState, rollout: RolloutState) -> None
 
 
 def _total_limit(ctx: Context, rollout: RolloutState) -> float:
-    return rollout.started_s + _TOTAL_TIMEOUTS * ctx.settings.rollout_timeout_s
+    return rollout.started_s + rollout.waited_s + _TOTAL_TIMEOUTS * ctx.settings.rollout_timeout_s
+
+
+def _waits_for_sandbox(ctx: Context, rollout: RolloutState) -> str:
+    """Say in words that the rollout waits for a sandbox; "" when it does not."""
+    found = (ctx.state.sandboxes.get(name) for name in rollout.sandboxes)
+    stages = {sandbox.stage for sandbox in found if sandbox is not None}
+    if "wanted" in stages:
+        refusal = ctx.state.refusals.reason
+        why = f"the provider refuses: {refusal}" if refusal else "sandbox.max_live"
+        return f"it waits for a sandbox ({why})"
+    return "its sandbox is starting" if "granted" in stages else ""
 
 
 def _overdue(ctx: Context, group: GroupState, rollout: RolloutState) -> str:
@@ -251,11 +267,8 @@ def _overdue(ctx: Context, group: GroupState, rollout: RolloutState) -> str:
         what = (
             f"it had not ended after {_TOTAL_TIMEOUTS * timeout_s:g} s; the last sign was {rollout.last_sign}"
         )
-    stages = {s.stage for s in ctx.state.sandboxes.values() if s.rollout == rollout.id}
-    if "wanted" in stages:
-        what += "; it waits for a sandbox (sandbox.max_live)"
-    elif "granted" in stages:
-        what += "; its sandbox is starting"
+    if waits := _waits_for_sandbox(ctx, rollout):
+        what += f"; {waits}"
     return (
         f"rollout {rollout.id} of task {group.task_id} is cancelled: {what} (environment.rollout_timeout_s)"
     )

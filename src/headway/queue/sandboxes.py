@@ -1,7 +1,12 @@
 """Sandbox grants: a quota of live sandboxes, first come first served, with places kept for verifiers.
 
 Rollouts may not take the last `verify_sandboxes` places, so rollouts that wait for their verifiers cannot
-lock one another out.
+lock one another out. Starting is a station of its own: `max_starting_sandboxes` at once, so many a second.
+
+A provider that refuses (SandboxRefused) is asked again by this rule and by nobody else: after a pause that
+doubles with every refusal in a row, by one grant, and by twice as many after each that succeeds. Meanwhile
+the sandbox keeps its place in the line, and no new group is let in behind those that wait. The time that a
+rollout waits for its sandbox moves its deadlines.
 """
 
 from __future__ import annotations
@@ -13,8 +18,17 @@ from headway.core.notes import Ignored
 from headway.queue.state import RolloutState, SandboxState
 
 if TYPE_CHECKING:
-    from headway.core.events import SandboxLost, SandboxReady, SandboxReleased, SandboxWanted
+    from headway.core.events import (
+        SandboxLost,
+        SandboxReady,
+        SandboxRefused,
+        SandboxReleased,
+        SandboxWanted,
+    )
     from headway.queue.context import Context
+
+_FIRST_PAUSE_S = 1.0  # after a refusal
+_LONGEST_PAUSE_S = 30.0
 
 
 def wanted(ctx: Context, rollout: RolloutState, event: SandboxWanted) -> None:
@@ -23,7 +37,7 @@ def wanted(ctx: Context, rollout: RolloutState, event: SandboxWanted) -> None:
         ctx.note(Ignored("SandboxWanted", event.sandbox))
         return
     rollout.sandboxes.append(event.sandbox)
-    sandbox = SandboxState(event.rollout, event.attempt, event.purpose)
+    sandbox = SandboxState(event.rollout, event.attempt, event.purpose, since_s=ctx.now)
     ctx.state.sandboxes[event.sandbox] = sandbox
     ctx.index.add_sandbox(event.sandbox, sandbox)
 
@@ -36,9 +50,58 @@ def ready(ctx: Context, event: SandboxReady) -> None:
         ctx.ask(ReleaseSandbox(event.rollout, event.attempt, event.sandbox))
         ctx.note(Ignored("SandboxReady", event.sandbox))
     elif sandbox.stage == "granted":
-        sandbox.stage = "ready"
+        ctx.index.started(sandbox, "ready")
+        _succeeded(ctx)
+        _excuse(ctx, sandbox)
     elif sandbox.stage == "releasing":
         ctx.expect(f"sandbox:{event.sandbox}", ctx.settings.deadlines.sandbox_s)
+
+
+def refused(ctx: Context, event: SandboxRefused) -> None:
+    """The provider makes no further sandbox now: the wish waits on, and the next grant for a while."""
+    sandbox = ctx.state.sandboxes.get(event.sandbox)
+    ctx.met(f"sandbox:{event.sandbox}")
+    if sandbox is None or sandbox.stage not in ("granted", "releasing"):
+        ctx.note(Ignored("SandboxRefused", event.sandbox))
+        return
+    if sandbox.stage == "releasing":
+        _forget(ctx, event.sandbox)
+    else:
+        ctx.index.ungrant(ctx.state, event.sandbox, sandbox)
+    refusals = ctx.state.refusals
+    if ctx.now >= refusals.until_s:  # else it was asked before the refusal that began this pause
+        if not refusals.num_in_row:
+            ctx.warn("sandbox_refused", f"the provider of sandboxes refuses: {event.reason}")
+        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**refusals.num_in_row)
+        refusals.num_in_row += 1
+        refusals.until_s = ctx.now + max(pause_s, event.retry_after_s)
+    refusals.reason, refusals.most_starting = event.reason, 1
+
+
+def refusing(ctx: Context) -> bool:
+    """Say whether rollouts wait for a provider that refuses."""
+    return bool(ctx.state.refusals.reason) and bool(ctx.index.wanted["rollout"])
+
+
+def _succeeded(ctx: Context) -> None:
+    """A sandbox started: whatever was refused, there is room again."""
+    refusals = ctx.state.refusals
+    if refusals.most_starting:
+        refusals.reason, refusals.num_in_row, refusals.until_s = "", 0, 0.0
+        refusals.most_starting *= 2
+        if refusals.most_starting >= (ctx.settings.max_starting_sandboxes or ctx.settings.max_sandboxes):
+            refusals.most_starting = 0
+
+
+def _excuse(ctx: Context, sandbox: SandboxState) -> None:
+    """Let the time that a rollout or its verifier waited for it count against no deadline of theirs."""
+    waited_s, key = ctx.now - sandbox.since_s, f"score:{sandbox.rollout}"
+    if sandbox.purpose == "rollout":
+        key = f"rollout:{sandbox.rollout}"
+        if (found := ctx.find(sandbox.rollout)) is not None:
+            found[1].waited_s += waited_s
+    if key in ctx.state.deadlines:
+        ctx.index.expect(key, ctx.state.deadlines[key] + waited_s)
 
 
 def gone(ctx: Context, event: SandboxReleased | SandboxLost) -> None:
@@ -57,7 +120,7 @@ def release_all(ctx: Context, rollout: RolloutState) -> None:
         if sandbox.stage == "wanted":
             _forget(ctx, name)
         elif sandbox.stage != "releasing":
-            sandbox.stage = "releasing"
+            ctx.index.started(sandbox, "releasing")
             ctx.ask(ReleaseSandbox(sandbox.rollout, sandbox.attempt, name))
             ctx.expect(f"sandbox:{name}", ctx.settings.deadlines.sandbox_s)
 
@@ -70,20 +133,23 @@ def grant(ctx: Context) -> None:
         while line and index.num_live_sandboxes < ctx.settings.max_sandboxes - reserve:
             if not _may_start(ctx):
                 return
-            name = next(iter(line))
-            sandbox = line.pop(name)
-            sandbox.stage = "granted"
-            index.num_live_sandboxes += 1
+            name, sandbox = next(iter(line.items()))
+            index.grant(name, sandbox)
             ctx.ask(GrantSandbox(sandbox.rollout, sandbox.attempt, name))
             ctx.expect(f"sandbox:{name}", ctx.settings.deadlines.sandbox_s)
 
 
 def _may_start(ctx: Context) -> bool:
     """Whether one more may start now at the set rate, which is kept over any second; else wake up then."""
-    rate = ctx.settings.max_sandbox_starts_per_s
+    rate, state = ctx.settings.max_sandbox_starts_per_s, ctx.state
+    limits = (ctx.settings.max_starting_sandboxes, state.refusals.most_starting)
+    if any(limit and ctx.index.num_starting_sandboxes >= limit for limit in limits):
+        return False
+    if state.refusals.until_s > ctx.now:
+        ctx.index.expect("starts", state.refusals.until_s)
+        return False
     if not rate:
         return True
-    state = ctx.state
     burst_s = max(0.0, 1.0 - 1.0 / rate)
     if state.starts_due_s - burst_s > ctx.now:
         ctx.index.expect("starts", state.starts_due_s - burst_s)

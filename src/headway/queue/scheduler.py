@@ -37,6 +37,7 @@ from headway.core.events import (
     RunStarted,
     SandboxLost,
     SandboxReady,
+    SandboxRefused,
     SandboxReleased,
     SandboxWanted,
     Scored,
@@ -218,6 +219,8 @@ class Scheduler:
                     sandboxes.wanted(ctx, found[1], event)
             case SandboxReady():
                 sandboxes.ready(ctx, event)
+            case SandboxRefused():
+                sandboxes.refused(ctx, event)
             case SandboxReleased() | SandboxLost():
                 sandboxes.gone(ctx, event)
             case TaskOffered():

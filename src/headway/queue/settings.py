@@ -292,6 +292,7 @@ class SchedulerSettings:
     max_sandboxes: int = 16  # live at once
     verify_sandboxes: int = 2  # of these, kept free for verifiers
     max_sandbox_starts_per_s: float = 0.0  # 0 for no limit
+    max_starting_sandboxes: int = 0  # at once; 0 for no limit
     solved_reward: float = 1.0 - 1e-9  # a rollout is solved from this reward on
     num_environment_workers: int = 1
     num_replicas: int = 1

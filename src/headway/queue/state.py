@@ -62,6 +62,7 @@ class RolloutState:
     num_unfinished: int = 0  # tokens at the spans' end, of an answer whose TurnEnded tells them again
     num_losses: int = 0  # engines lost since its last answer
     num_restarts: int = 0  # begun anew because of its age
+    waited_s: float = 0.0  # for its sandbox, which counts against no limit of the rollout's
     resumed_at: tuple[int, int] | None = None  # version (lineage, number) of the newest resumption
     newest_turn: tuple[int, int] | None = None  # oldest version of the newest answer
     shaped_by: tuple[int, int] | None = None  # oldest version whose tool calls shaped the sandbox
@@ -136,6 +137,17 @@ class SandboxState:
     attempt: int
     purpose: Literal["rollout", "verify"]
     stage: Literal["wanted", "granted", "ready", "releasing"] = "wanted"
+    since_s: float = 0.0  # when it was wanted
+
+
+@dataclass(slots=True)
+class RefusalState:
+    """What the provider of sandboxes refused of late."""
+
+    reason: str = ""  # its words; "" when it refuses nothing
+    num_in_row: int = 0  # that no sandbox's start came between
+    until_s: float = 0.0  # no grants before
+    most_starting: int = 0  # at once, doubled by each start that succeeds; 0 for no limit but the set one
 
 
 @dataclass(slots=True)
@@ -218,6 +230,8 @@ class State:
     starts_due_s: float = (
         0.0  # when the sandbox after the last one that was granted would start at the set rate
     )
+
+    refusals: RefusalState = field(default_factory=RefusalState)
 
     concurrency: ConcurrencyState = field(default_factory=ConcurrencyState)
     guard: GuardState = field(default_factory=GuardState)

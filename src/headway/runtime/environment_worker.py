@@ -36,7 +36,7 @@ from headway.renderers.chat import Renderer
 from headway.runtime.engine_client import RemoteEngine
 from headway.runtime.job import Job, payload_dir
 from headway.runtime.tasks import make, offer
-from headway.sandbox.providers import make_provider
+from headway.sandbox.providers import make_pool, sweep_left_overs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,8 +58,10 @@ async def serve(job: Job, link: Link) -> None:
     check_levels(environments, config)
     for environment in environments.values():
         check_prompts(environment, renderer, config)
-    provider = make_provider(config.sandbox)
-    if any(environment.needs_sandbox for environment in environments.values()):
+    provider = make_pool(config.sandbox, job.run_id, config.environment.workers)
+    uses_sandboxes = any(environment.needs_sandbox for environment in environments.values())
+    if uses_sandboxes:
+        await sweep_left_overs()
         await provider.preflight()
     can = expected_capabilities(config)
     engines = {replica: RemoteEngine(at, replica, can) for replica, at in job.generators}
@@ -85,12 +87,15 @@ async def serve(job: Job, link: Link) -> None:
         readers = [tasks.create_task(engine.run()) for engine in engines.values()]
         running = tasks.create_task(host.run())
         syncing = tasks.create_task(_sync(payloads))
+        if uses_sandboxes:
+            tasks.create_task(provider.run())
         await asyncio.sleep(0)  # the host serves before the first command, which may be here already
         while (message := await link.receive()) is not None and message[0] != "stop":
             if message[0] == "command":
                 _obey(environments, host, link, message[1])
         host.close()
         await running
+        provider.close()
         syncing.cancel()
         for reader in readers:
             reader.cancel()

@@ -39,7 +39,7 @@ from headway.runtime.kept import best_checkpoint
 from headway.runtime.live import LiveDriver, Share, Threads
 from headway.runtime.view import View
 from headway.runtime.wire import address
-from headway.sandbox.providers import make_provider
+from headway.sandbox.providers import make_provider, sweep_left_overs
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
 
@@ -150,9 +150,14 @@ def next_steps(finish: Finish, prepared: Prepared) -> list[str]:
 
 def sweep(config: Config, record: directory.LifeRecord, run_dir: Path) -> None:
     """Remove what only a life needs: its sandboxes, and the versions that it handed over."""
-    asyncio.run(make_provider(config.sandbox).reap(record.run_id))
+    asyncio.run(_end_sandboxes(config, record.run_id))
     shutil.rmtree(record.weights_dir, ignore_errors=True)
     shutil.rmtree(weights_dir(run_dir), ignore_errors=True)
+
+
+async def _end_sandboxes(config: Config, run_id: str) -> None:
+    await make_provider(config.sandbox).reap(run_id)
+    await sweep_left_overs(run_id)  # of workers that were killed
 
 
 def first_of(error: BaseException) -> BaseException:

@@ -170,5 +170,6 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
         max_sandboxes=config.sandbox.max_live,
         verify_sandboxes=verify_places(config.sandbox.max_live),
         max_sandbox_starts_per_s=config.sandbox.max_starts_per_s,
+        max_starting_sandboxes=config.sandbox.max_starting,
         solved_reward=config.telemetry.solved_reward,
     )

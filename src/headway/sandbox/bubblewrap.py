@@ -114,6 +114,23 @@ class BubblewrapProvider:
             if all(sandbox.labels.get(key) == value for key, value in labels.items())
         ]
 
+    async def end(self, sandbox_id: str, labels: Mapping[str, str]) -> bool:
+        """End one of this process's sandboxes, or remove the folder that a dead process left."""
+        if (sandbox := self._live.get(sandbox_id)) is not None:
+            await sandbox.terminate()
+            return True
+        folder = self.place(sandbox_id, labels)
+        if not folder.exists():
+            return False
+        await asyncio.to_thread(files.remove_tree, folder)
+        with contextlib.suppress(OSError):  # the run's other sandboxes are still in it
+            folder.parent.rmdir()
+        return True
+
+    def place(self, sandbox_id: str, labels: Mapping[str, str]) -> Path:
+        """Return where a sandbox's work folder is to be."""
+        return self.root() / quote(labels.get("run", "none"), safe="") / quote(sandbox_id, safe="")
+
     async def reap(self, run_id: str) -> int:
         """End this process's sandboxes of a run and remove folders that dead processes left.
 
@@ -274,8 +291,7 @@ class BubblewrapSandbox:
         """Return where the work folder is to be."""
         if self._terminated:
             raise SandboxError("a terminated sandbox cannot be used", value=self._id)
-        run = quote(self.labels.get("run", "none"), safe="")
-        return self._provider.root() / run / quote(self._id, safe="")
+        return self._provider.place(self._id, self.labels)
 
     def _over_quota(self, folder: Path) -> Cause | None:
         if self._terminated:

@@ -109,6 +109,13 @@ class LocalProvider:
             if all(sandbox.labels.get(key) == value for key, value in labels.items())
         ]
 
+    async def end(self, sandbox_id: str, labels: Mapping[str, str]) -> bool:
+        """End one of this process's sandboxes; those of dead processes ended with them."""
+        sandbox = self._live.get(sandbox_id)
+        if sandbox is not None:
+            await sandbox.terminate()
+        return sandbox is not None
+
     async def reap(self, run_id: str) -> int:
         """End this process's sandboxes of a run; those of dead processes ended with them."""
         wanted = await self.list({"run": run_id})

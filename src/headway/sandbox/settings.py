@@ -45,6 +45,15 @@ class SandboxSettings:
         "Sandboxes started in a second, averaged over a second; 0 for no limit. For providers that limit it.",
         ge=0,
     )
+    max_starting: int = setting(
+        16, "Sandboxes that are being started at once; the others wait in line.", ge=1
+    )
+    warm: int = setting(
+        8,
+        "Most sandboxes that are kept ready for the next use, within max_live; as many as were wanted at "
+        "once lately. Of provider local; bubblewrap has nothing to make ahead.",
+        ge=0,
+    )
     directory: str = setting(
         "", "Folder for the sandboxes' work folders; empty for one of your own under the temporary folder."
     )

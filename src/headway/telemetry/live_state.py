@@ -177,6 +177,9 @@ class LiveState:
                 self._scored(event)
             case events.SandboxWanted() | events.SandboxReady():
                 self._sandbox(event)
+            case events.SandboxRefused():
+                self.sandboxes.gone(event.sandbox)
+                self.sandboxes.wanted(event.rollout, event.sandbox)
             case events.SandboxReleased() | events.SandboxLost():
                 self.sandboxes.gone(event.sandbox)
                 if flight := self._flight(event.rollout, event.attempt):

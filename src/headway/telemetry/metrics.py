@@ -157,6 +157,8 @@ class RunMetrics:
             case events.SandboxReady():
                 if self.sandboxes.ready(t, event):
                     self._rollouts.sandbox_ready(event)
+            case events.SandboxRefused():
+                self.sandboxes.refused(t, event.sandbox)
             case events.SandboxReleased():
                 self.sandboxes.released(t, event)
             case events.SandboxLost():

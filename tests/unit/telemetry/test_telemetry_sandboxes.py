@@ -134,12 +134,11 @@ def test_a_refused_start_waits_again(kit):
     s = kit.Script()
     s.start(0.0, "g0.0")
     s.event(1.0, e.SandboxWanted("g0.0", 0, "a", "rollout"), c.GrantSandbox("g0.0", 0, "a"))
-    metrics = s.metrics()
-    metrics.sandboxes.refused(2.0, "a")
-    metrics.sandboxes.refused(2.0, "a")
-    metrics.sandboxes.granted(5.0, "a")
-    metrics.sandboxes.ready(6.0, e.SandboxReady("g0.0", 0, "a", 1.0))
-    summary = metrics.summary()
+    s.event(2.0, e.SandboxRefused("g0.0", 0, "a", "no more", 3.0))
+    s.event(2.0, e.SandboxRefused("g0.0", 0, "a", "no more", 3.0))
+    s.event(5.0, e.DeadlinePassed(), c.GrantSandbox("g0.0", 0, "a"))
+    s.event(6.0, e.SandboxReady("g0.0", 0, "a", 1.0))
+    summary = s.metrics().summary()
     assert summary["rl.sandbox.refused"] == 1
     spent = summary["rl.sandbox.time_s"]
     assert (spent["queued"], spent["starting"], spent["handed_over"]) == (3.0, 2.0, 0.0)

@@ -1,0 +1,71 @@
+"""Ends what dead owners left: their sandboxes, by the leases that they held.
+
+Local sandboxes end with their owner; folders of bubblewrap and sandboxes elsewhere do not. A dead owner's
+file is taken by a lock, so that several sweepers share the work and none waits for another; it is removed
+when everything in it is gone, and stays for a later sweep where something could not be ended. Nothing of an
+owner that lives is touched, whatever its run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headway.core.errors import HeadwayError
+from headway.sandbox.leases import Book, Owner, read_books, taken
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headway.core.protocols import SandboxProvider
+
+MakeProvider = Callable[[Owner], "SandboxProvider"]
+
+
+@dataclass(slots=True)
+class Swept:
+    """What a sweep did."""
+
+    ended: list[str] = field(default_factory=list[str])  # sandboxes that were there and are gone
+    num_owners: int = 0  # dead ones of which nothing is left
+    failed: dict[str, str] = field(
+        default_factory=dict[str, str]
+    )  # sandbox or owner -> why it is still there
+
+
+async def sweep(make: MakeProvider, *, run: str | None = None, folder: Path | None = None) -> Swept:
+    """End what dead owners left, those of one run or all.
+
+    Args:
+        make: returns the provider that can end an owner's sandboxes.
+        run: label of the run, None for every one.
+        folder: of the leases; the user's own by default.
+    """
+    swept = Swept()
+    for seen in read_books(folder):
+        if seen.alive or run not in (None, seen.owner.run):
+            continue
+        with taken(seen.path) as book:
+            if book is not None and await _end_all(book, make, swept):
+                book.path.unlink(missing_ok=True)
+                swept.num_owners += 1
+    return swept
+
+
+async def _end_all(book: Book, make: MakeProvider, swept: Swept) -> bool:
+    """End everything of a dead owner; return whether all of it is gone."""
+    num_failed = len(swept.failed)
+    try:
+        provider = make(book.owner) if book.leases else None
+    except HeadwayError as error:
+        swept.failed[f"process {book.owner.pid}"] = str(error)
+        return False
+    for lease in book.leases.values():
+        assert provider is not None
+        try:
+            if await provider.end(lease.id, lease.labels):
+                swept.ended.append(lease.name or lease.id)
+        except (HeadwayError, OSError) as error:
+            swept.failed[lease.name or lease.id] = str(error)
+    return len(swept.failed) == num_failed
