@@ -4,17 +4,21 @@ import os
 import re
 import resource
 import shutil
+import subprocess
+import sys
 import time
 from collections import namedtuple
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from headway.core.errors import SandboxError
 from headway.core.facts import ModelFacts
 from headway.core.protocols import ExecResult, Guarantee
 from headway.matching.memory import checkpoint_bytes, estimate_memory, handover_bytes, rollouts_in_flight
 from headway.runtime.preflight import disk, machine, sandbox_limits, sandboxes
 from headway.runtime.preflight.machine import memory_bytes, processes_free
+from headway.sandbox.leases import LeaseBook
 from tests.unit.preflight_parts import found, only, subject
 
 MIB = 1 << 20
@@ -287,6 +291,35 @@ def test_a_sandbox_that_cannot_be_made(checkpoint, tmp_path):
         subject(checkpoint, *CODE, f"sandbox.directory={tmp_path}/file/x"), "environment", "sandbox"
     )
     assert only(findings, "error").error is not None
+
+
+def test_what_dead_runs_left_behind(checkpoint, tmp_path, monkeypatch):
+    folder = tmp_path / "leases"
+    folder.mkdir()
+    monkeypatch.setattr("headway.sandbox.leases.lease_folder", lambda: folder)
+    assert "no environment" in only(found(subject(checkpoint), "left over"), "ok").text
+    text = "no dead run left a sandbox behind"
+    assert only(found(subject(checkpoint, *CODE), "left over"), "ok").text == text
+    script = (
+        "import os, sys\nfrom pathlib import Path\nfrom headway.sandbox.leases import LeaseBook\n"
+        "for run, count in (('first', 2), ('second', 1)):\n"
+        f"    book = LeaseBook(run, 'bubblewrap', folder=Path({str(folder)!r}))\n"
+        "    for number in range(count): book.begin(f'{run}{number}', {'run': run})\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": os.pathsep.join(sys.path)}, check=False)
+    finding = only(found(subject(checkpoint, *CODE), "left over"), "warning")
+    assert finding.text == "dead processes left 3 sandboxes behind (first: 2, second: 1)"
+    assert finding.remedy.startswith("Run `headway sandbox reap`")
+    for path in folder.iterdir():
+        path.unlink()
+    book = LeaseBook("mine", "bubblewrap", folder=folder)
+    book.begin("s", {"run": "mine"})
+    found_text = only(found(subject(checkpoint, *CODE), "left over"), "ok").text
+    assert found_text == f"{text}; live processes have 1 here"
+    book.close()
+    monkeypatch.setattr(sandboxes, "read_books", Mock(side_effect=SandboxError("the folder cannot be made")))
+    assert "cannot be made" in only(found(subject(checkpoint, *CODE), "left over"), "warning").text
 
 
 class Stranger:

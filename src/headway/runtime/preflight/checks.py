@@ -64,6 +64,7 @@ CHECKS = (
     Check("loading", loading.loading, ("model",)),
     Check("environment", environments.environment),
     Check("sandbox", sandboxes.sandbox, ("environment",)),
+    Check("left over", sandboxes.left_over),
     Check("prompts", tasks.prompts, ("environment", "chat template")),
     Check("splits", tasks.splits, ("environment",)),
     Check("rollout", rollout.rollouts, ("prompts", "sandbox")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from headway.queue.settings import verify_places
 from headway.runtime.preflight.findings import Finding, failed, ok, warning
 from headway.runtime.preflight.machine import uses_sandbox
 from headway.runtime.preflight.sandbox_limits import bytes_each, limits
+from headway.sandbox.leases import read_books
 from headway.sandbox.providers import make_provider
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _SLOW_S = 1.0  # to a first output: it is felt in every rollout
 _WRONG_CLOCK_S = 1.0
+_RUNS_NAMED = 3
 _UNUSED = "no environment of this run uses one"
 
 
@@ -69,6 +72,36 @@ class _Tried:
     ended_s: float
     clock_s: float  # that its clock is ahead of ours, 0 where it is between the two times that ours showed
     left: int  # that the provider still lists
+
+
+def left_over(subject: Subject) -> Iterator[Finding]:
+    """Sandboxes that runs left behind whose processes are dead, by the leases on this machine."""
+    if not uses_sandbox(subject.config):
+        yield ok(_UNUSED)
+        return
+    try:
+        books = read_books()
+    except SandboxError as error:
+        yield warning(
+            f"nobody can say whether sandboxes are left over: {error.rule}",
+            error.remedy or "Remove what is in its place",
+            value=error.value,
+        )
+        return
+    dead: Counter[str] = Counter()
+    for book in books:
+        if not book.alive:
+            dead[book.owner.run] += len(book.leases)
+    live = sum(len(book.leases) for book in books if book.alive)
+    if number := dead.total():
+        runs = ", ".join(f"{run}: {count}" for run, count in dead.most_common(_RUNS_NAMED) if count)
+        yield warning(
+            f"dead processes left {number} sandbox{'es'[: 2 * (number > 1)]} behind ({runs})",
+            "Run `headway sandbox reap`, which ends them; those of live runs stay",
+        )
+    else:
+        others = f"; live processes have {live} here" if live else ""
+        yield ok(f"no dead run left a sandbox behind{others}")
 
 
 def sandbox(subject: Subject) -> Iterator[Finding]:
