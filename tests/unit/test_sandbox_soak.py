@@ -72,7 +72,7 @@ def resident_kb(pid):
 
 
 def footprint(helpers):
-    """Return what could leak, as counts: processes, open files, mounts, folders, control groups."""
+    """Return what could leak, as counts: processes, open files, mounts, files, control groups."""
     counts = {"processes": len(children(os.getpid()))}
     for name, pids in (("this process", [os.getpid()]), ("the helpers", helpers)):
         for what in ("fd", "mountinfo"):
@@ -190,6 +190,12 @@ def told(seen, creates, made_s, ended_s):
         },
         "memory_mb_first_to_last": [[round(kb / 1024, 1) for kb in pair] for pair in seen.memory_kb],
     }
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    """A folder for temporary files that nobody else fills meanwhile."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 async def soaked(live, creates, wall_s):
