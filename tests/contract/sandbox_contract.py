@@ -8,6 +8,7 @@ import pytest
 
 from headway.core.errors import SandboxError
 from headway.core.protocols import ExecLimits
+from headway.sandbox.store import Store
 
 PYTHON = ("python3", "-I", "-S", "-B", "-c")
 
@@ -23,6 +24,11 @@ def running(marker):
         except OSError:
             continue
     return found
+
+
+def files_of(store):
+    """Return how many files a store of snapshots has, its lock apart."""
+    return sum(len(files) for _, _, files in os.walk(store)) - (store / "lock").exists()
 
 
 async def until_running(marker):
@@ -202,28 +208,33 @@ class SandboxContract:
 
     # --- snapshots
 
-    async def restored(self, provider, path):
-        return await provider.restore(f"s/{uuid.uuid4().hex}", {"run": f"contract-{os.getpid()}"}, path)
+    async def restored(self, provider, store, digest):
+        labels = {"run": f"contract-{os.getpid()}"}
+        return await provider.restore(f"s/{uuid.uuid4().hex}", labels, store, digest)
 
     async def test_a_snapshot_holds_every_byte_and_a_restored_sandbox_goes_on_from_it(
         self, provider, sandbox, tmp_path
     ):
-        path = tmp_path / "snapshots" / "one"
+        store = tmp_path / "snapshots"
         data = bytes(range(256)) * 3000
         await sandbox.write("folder/deep/data", data)
         make = "mkdir empty; chmod 555 folder/deep; echo run > folder/run; chmod 755 folder/run; touch none"
+        make += "; touch -d @1000000000 folder/run empty"
         assert (await sandbox.exec(["sh", "-c", make])).rc == 0
-        await provider.snapshot(sandbox.id, path)
+        digest = await provider.snapshot(sandbox.id, store, {"turn": "3", "version": "0.7"})
+        assert Store(store).snapshots()[digest].labels == {"turn": "3", "version": "0.7"}
         await sandbox.write("later", b"not in it")
-        other = await self.restored(provider, path)
+        other = await self.restored(provider, store, digest)
         try:
             assert await other.read("folder/deep/data") == data
             looks = (
-                "ls -AF1 . folder; cat folder/run; test -x folder/run && echo runs; echo more >> folder/run"
+                "stat -c %Y folder/run empty; ls -AF1 . folder; cat folder/run; test -x folder/run && "
+                "echo runs; echo more >> folder/run"
             )
             shown = await other.exec(["sh", "-c", looks])
             assert (shown.rc, shown.stderr) == (0, "")
             entries = shown.stdout.split()
+            assert entries[:2] == ["1000000000"] * 2
             assert "empty/" in entries
             assert "none" in entries
             assert "later" not in entries
@@ -232,36 +243,92 @@ class SandboxContract:
             assert await provider.alive(other.id)
         finally:
             await other.terminate()
-        again = await self.restored(provider, path)  # a snapshot stays
+        again = await self.restored(provider, store, digest)  # a snapshot stays
         assert await again.read("folder/run") == b"run\n"
         await again.terminate()
-        await provider.discard(path)
-        await provider.discard(path)
-        assert not path.exists()
+        await provider.discard(store, digest)
+        await provider.discard(store, digest)
+        assert files_of(store) == 0
+        with pytest.raises(SandboxError):
+            await self.restored(provider, store, digest)
+
+    async def test_equal_states_are_stored_once_and_a_change_is_never_missed(
+        self, provider, sandbox, tmp_path
+    ):
+        store = tmp_path / "snapshots"
+        await sandbox.exec(["sh", "-c", "echo one > a; echo two > b; cp a c"])
+        first = await provider.snapshot(sandbox.id, store, {})
+        assert await provider.snapshot(sandbox.id, store, {}) == first
+        assert await provider.snapshot(sandbox.id, store, {"turn": "1"}) != first
+        assert len(os.listdir(store / "blobs")) == 2
+        assert len(os.listdir(store / "trees")) == 1
+        for number in range(8):  # of the same size, at once: times may be the same
+            await sandbox.write("a", b"%03d\n" % number)
+            digest = await provider.snapshot(sandbox.id, store, {})
+            other = await self.restored(provider, store, digest)
+            assert await other.read("a") == b"%03d\n" % number
+            await other.terminate()
+        await provider.discard(store, first)
+        again = await self.restored(provider, store, digest)  # what it shares with the other is there
+        assert await again.read("b") == b"two\n"
+        await again.terminate()
+
+    async def test_a_fork_goes_its_own_way(self, provider, sandbox):
+        await sandbox.exec(["sh", "-c", "mkdir d; echo one > d/f; ln -s f d/l"])
+        labels = {"run": f"contract-{os.getpid()}"}
+        fork = await provider.fork(sandbox.id, f"f/{uuid.uuid4().hex}", labels)
+        try:
+            assert (await fork.exec(["sh", "-c", "cat d/l; echo two > d/f; rm d/l"])).stdout == "one\n"
+            assert (await sandbox.exec(["sh", "-c", "cat d/l; echo 3 > new"])).stdout == "one\n"
+            assert (await fork.exec(["ls", "-A", ".", "d"])).stdout.split() == [".:", "d", "d:", "f"]
+            with pytest.raises(SandboxError):
+                await provider.fork(sandbox.id, fork.id, labels)
+        finally:
+            await fork.terminate()
+        before = await provider.list({})
+        with pytest.raises(SandboxError):
+            await provider.fork("nobody", "new", labels)
+        assert await provider.list({}) == before
+
+    async def test_a_reset_takes_back_whatever_was_done(self, provider, sandbox, tmp_path):
+        await sandbox.write("d/f", b"one")
+        digest = await provider.snapshot(sandbox.id, tmp_path / "store", {})
+        await sandbox.exec(["sh", "-c", "rm -r d; echo x > e"])
+        with pytest.raises(SandboxError):
+            await provider.reset(sandbox.id, tmp_path / "store", "0" * 64)
+        assert await sandbox.read("e") == b"x\n"
+        await provider.reset(sandbox.id, tmp_path / "store", digest)
+        assert (await sandbox.exec(["sh", "-c", "cat d/f; ls -A"])).stdout == "oned\n"
+        assert await provider.alive(sandbox.id)
+        await sandbox.write("d/f", b"two")
+        later = await provider.snapshot(sandbox.id, tmp_path / "store", {})
+        await provider.reset(sandbox.id, tmp_path / "store", digest)
+        assert await sandbox.read("d/f") == b"one"
+        assert later != await provider.snapshot(sandbox.id, tmp_path / "store", {}) == digest
 
     async def test_a_snapshot_keeps_links_as_links_and_follows_none(self, provider, sandbox, tmp_path):
         secret = tmp_path / "secret"
-        secret.write_text("host")
+        secret.write_text("the host's")
         (tmp_path / "host").mkdir()
-        (tmp_path / "host" / "file").write_text("host too")
+        (tmp_path / "host" / "file").write_text("the host's too")
         plant = f"ln -s {secret} file; ln -s {tmp_path}/host folder; ln -s nowhere broken; ln -s . loop"
-        plant += "; mkfifo pipe"
+        plant += "; mkfifo pipe; echo x > one; ln one two; chmod 4755 one"
         assert (await sandbox.exec(["sh", "-c", plant])).rc == 0
-        path = tmp_path / "snapshot"
-        await provider.snapshot(sandbox.id, path)
-        assert os.readlink(path / "file") == str(secret)
-        assert os.readlink(path / "folder") == f"{tmp_path}/host"
-        assert sorted(os.listdir(path)) == ["broken", "file", "folder", "loop", "pipe"]
-        other = await self.restored(provider, path)
+        store = tmp_path / "snapshots"
+        digest = await provider.snapshot(sandbox.id, store, {})
+        assert [path.read_bytes() for path in (store / "blobs").iterdir()] == [b"x\n"]
+        other = await self.restored(provider, store, digest)
         try:
             for name in ("file", "folder/file", "pipe"):
                 with pytest.raises(SandboxError):
                     await other.read(name)
-            links = await other.exec(["sh", "-c", "readlink broken loop folder; test -p pipe && echo fifo"])
-            assert links.stdout.split() == ["nowhere", ".", f"{tmp_path}/host", "fifo"]
+            look = "readlink broken loop folder file; test -p pipe && echo fifo; stat -c %a,%h one two"
+            shown = await other.exec(["sh", "-c", look])
+            links = ["nowhere", ".", f"{tmp_path}/host", str(secret), "fifo"]
+            assert shown.stdout.split() == [*links, "755,1", "755,1"]
         finally:
             await other.terminate()
-        assert secret.read_text() == "host"
+        assert secret.read_text() == "the host's"
 
     async def test_a_snapshot_of_what_cannot_be_read_or_is_huge_or_deep(self, provider, sandbox, tmp_path):
         code = (
@@ -274,10 +341,11 @@ class SandboxContract:
         )
         made = await sandbox.exec([*PYTHON, code])
         assert (made.rc, made.stderr) == (0, "")
-        path = tmp_path / "snapshot"
-        await provider.snapshot(sandbox.id, path)
-        assert os.stat(path / "sparse").st_blocks * 512 < 1 << 20
-        other = await self.restored(provider, path)
+        store = tmp_path / "snapshots"
+        digest = await provider.snapshot(sandbox.id, store, {})
+        assert sum(path.stat().st_blocks * 512 for path in (store / "blobs").iterdir()) < 1 << 20
+        assert sum(path.stat().st_size for path in (store / "trees").iterdir()) < 1 << 20
+        other = await self.restored(provider, store, digest)
         try:
             look = (
                 "import os\n"
@@ -293,30 +361,48 @@ class SandboxContract:
             ]  # fmt: skip
         finally:
             await other.terminate()
-        await provider.discard(path)
+        await provider.discard(store, digest)
 
     async def test_a_snapshot_is_whole_or_not_there(self, provider, sandbox, tmp_path):
         await sandbox.write("file", b"x")
         taken = tmp_path / "taken"
-        taken.mkdir()
-        (taken / "mine").write_text("mine")
+        taken.write_text("mine")
         with pytest.raises(SandboxError):
-            await provider.snapshot(sandbox.id, taken)
-        assert [entry.name for entry in tmp_path.iterdir() if "taken" in entry.name] == ["taken"]
-        assert (taken / "mine").read_text() == "mine"
+            await provider.snapshot(sandbox.id, taken, {})
+        assert taken.read_text() == "mine"
         with pytest.raises(SandboxError):
-            await provider.snapshot("nobody", tmp_path / "none")
+            await provider.snapshot("nobody", tmp_path / "none", {})
         before = await provider.list({})
         with pytest.raises(SandboxError):
-            await self.restored(provider, tmp_path / "none")
+            await self.restored(provider, tmp_path / "none", "0" * 64)
+        assert await provider.list({}) == before
+        assert not (tmp_path / "none").exists()
+
+    @pytest.mark.parametrize("kind", ["blobs", "trees", "snapshots"])
+    @pytest.mark.parametrize("damage", ["other", "short", "gone"])
+    async def test_a_damaged_snapshot_is_refused(self, provider, sandbox, tmp_path, kind, damage):
+        await sandbox.write("file", b"x" * 100)
+        digest = await provider.snapshot(sandbox.id, tmp_path, {})
+        (path,) = (tmp_path / kind).iterdir()
+        data = path.read_bytes()
+        path.unlink()
+        if damage != "gone":
+            path.write_bytes(data[:-1] + b"?" * (damage == "other"))
+        before = await provider.list({})
+        with pytest.raises(SandboxError):
+            await self.restored(provider, tmp_path, digest)
         assert await provider.list({}) == before
 
-    async def test_a_sandbox_whose_work_is_gone_is_not_alive(self, provider, sandbox):
+    async def test_a_sandbox_whose_work_is_gone_is_not_alive(self, provider, sandbox, tmp_path):
         assert await provider.alive(sandbox.id)
         await sandbox.write("file", b"x")
         assert await provider.alive(sandbox.id)
         self.destroy(provider, sandbox)
         assert not await provider.alive(sandbox.id)
+        with pytest.raises(SandboxError):  # what is lost is never stored as if it were whole
+            await provider.snapshot(sandbox.id, tmp_path / "store", {})
+        with pytest.raises(SandboxError):
+            await provider.fork(sandbox.id, "fork", {})
         await sandbox.terminate()
         assert not await provider.alive(sandbox.id)
         assert not await provider.alive("nobody")

@@ -7,6 +7,7 @@ import pytest
 
 from headway.cli.main import main
 from headway.core.events import SCHEMA_VERSION
+from headway.sandbox.store import Store
 from headway.trainer.checkpoints import complete_checkpoints, step_of
 
 STEPS = 8
@@ -145,8 +146,9 @@ def test_what_a_kill_left_and_a_damaged_checkpoint_cost_nothing_but_steps_that_a
     (run / "summary.json.new").write_text("{")
     (run / "life.json.4711").write_text("{")
     (run / "checkpoints" / ".partial-step-000099").mkdir()
-    snapshot = run / "payloads" / "snapshots" / "t000000.0.0.0"
-    snapshot.mkdir(parents=True)
+    snapshots = run / "payloads" / "snapshots"
+    (run.parent / "empty").mkdir()
+    Store(snapshots).take(run.parent / "empty", {"rollout": "t000000.0"})
     with (run / "journal.jsonl").open("ab") as journal:
         journal.write(b'{"seq": 99999, "comm\x00\x00')
     both = [stopped.start("resume", run) for _ in range(2)]
@@ -156,7 +158,7 @@ def test_what_a_kill_left_and_a_damaged_checkpoint_cost_nothing_but_steps_that_a
     out = ended[0].out
     assert f"warning: checkpoint {newest} is damaged: the SHA-256 of trainer.pt is not the record's" in out
     assert f"going on from step {step_of(older)}: the steps up to {step_of(newest)} are taken again" in out
-    assert not snapshot.exists()
+    assert Store(snapshots).snapshots() == {}
     assert stopped.check(run)["steps"] == STEPS
     assert json.loads((run / "summary.json").read_text())["outcome"] == "steps"
 

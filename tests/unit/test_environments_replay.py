@@ -23,6 +23,7 @@ from headway.core.protocols import Outcome
 from headway.core.records import Message
 from headway.environments.generation import GenerationLimits
 from headway.environments.partial import read_partial
+from headway.sandbox.store import Store
 from tests.unit.host_stage import opened
 from tests.unit.rollout_parts import ScriptedEngine
 
@@ -103,7 +104,7 @@ async def test_another_life_ends_with_the_payload_of_an_unbroken_one(lives, unbr
         s.start("r1", 2, partial=parked.payload)
         ended = await s.until(RolloutEnded)
     whole, whole_ended = unbroken
-    assert not (s.payload_dir / "snapshots").is_dir() or not list((s.payload_dir / "snapshots").iterdir())
+    assert Store(s.payload_dir / "snapshots").snapshots() == {}
     assert told(s, ended.payload) == whole
     assert (ended.num_tool_calls, ended.num_turns, ended.num_tokens) == (
         whole_ended.num_tool_calls,
@@ -171,8 +172,11 @@ async def test_a_snapshot_spares_the_calls_before_it(lives):
         await engine.until_paused("r1.1.1")
         s.park()
         await s.until(RolloutParked)
-        (snapshot,) = (s.payload_dir / "snapshots").iterdir()
-        dice = (snapshot / "dice").read_text()
+        (snapshot,) = Store(s.payload_dir / "snapshots").snapshots().values()
+        labels = {"run": "run", "rollout": "r1", "attempt": "1", "turn": "1", "policy": "policy"}
+        assert snapshot.labels == labels | {"version": "0.0", "oldest_version": "0.0"}
+        (blob,) = (s.payload_dir / "snapshots" / "blobs").iterdir()
+        dice = blob.read_text()
         s.resume()
         await engine.until_paused("r1.1.2")
         # Without a newer snapshot the record is: this one, and the calls after it.

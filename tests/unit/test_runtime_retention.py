@@ -1,8 +1,6 @@
 """What the policies give up, the housekeeper's measurements, and a resume's view of what is there."""
 
-import os
 from dataclasses import replace
-from urllib.parse import quote
 
 import pytest
 
@@ -17,6 +15,7 @@ from headway.runtime import reserve, retention
 from headway.runtime.housekeeper import Housekeeper, Tidy, measure
 from headway.runtime.kept import best_checkpoint
 from headway.runtime.retention import Needs, needs_of, spare_segments, spare_snapshots
+from headway.sandbox.store import Store
 from headway.telemetry.disk import DiskUse, SegmentAges
 from headway.telemetry.metrics import RunMetrics
 from headway.telemetry.records import Stat
@@ -96,17 +95,25 @@ def test_the_needs_of_a_state():
 
 
 def test_snapshots_that_no_rollout_goes_on_from_go(tmp_path):
-    folder = tmp_path / "snapshots"
-    for name in ("t000001.0.0.0", "t000002~1.3.1.4", "t000002~1.3.1.5.draft"):
-        (folder / quote(name, safe="")).mkdir(parents=True)
-        (folder / quote(name, safe="") / "file").write_text("x")
+    store, work = Store(tmp_path / "snapshots"), tmp_path / "work"
+    work.mkdir()
+    (work / "shared").write_text("shared")
+    taken = {}
+    for name in ("t000001.0", "t000002~1.3"):
+        (work / "file").write_text(name)
+        taken[name] = store.take(work, {"rollout": name})
+    draft = tmp_path / "snapshots" / "drafts" / "left"
+    draft.write_text("x")
     needs = replace(NOTHING, rollouts=frozenset({"t000002~1.3"}))
-    assert [path.name for path in spare_snapshots(tmp_path, needs)] == ["t000001.0.0.0"]
-    over = replace(needs, writer_life=None)
-    spare = spare_snapshots(tmp_path, over)
-    assert [path.name for path in spare] == ["t000001.0.0.0", quote("t000002~1.3.1.5.draft", safe="")]
-    assert retention.remove(spare) > 0
-    assert os.listdir(folder) == [quote("t000002~1.3.1.4", safe="")]
+    with spare_snapshots(tmp_path, needs) as spare:
+        assert [path.parent.name for path in spare] == ["snapshots", "trees", "blobs", "drafts"]
+        assert (spare[0].name, spare[2].read_text(), spare[3]) == (taken["t000001.0"], "t000001.0", draft)
+        assert retention.remove(spare) > 0
+    assert list(store.snapshots()) == [taken["t000002~1.3"]]
+    with spare_snapshots(tmp_path, needs) as spare:
+        assert spare == []
+    with spare_snapshots(tmp_path / "none", needs) as spare:
+        assert spare == []
 
 
 @pytest.fixture

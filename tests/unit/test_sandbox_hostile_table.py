@@ -313,9 +313,9 @@ async def test_the_verifiers_sandbox_holds_nothing_of_the_models(provider, sandb
         "echo evil > /tmp/x; setsid sleep 99 & exit 0"
     )
     assert (await sandbox.exec(["sh", "-c", evil])).rc == 0
-    await provider.snapshot(sandbox.id, tmp_path / "snapshot")
+    digest = await provider.snapshot(sandbox.id, tmp_path / "snapshot", {})
     await sandbox.terminate()
-    verifier = await provider.restore("verifier", {"run": "r"}, tmp_path / "snapshot")
+    verifier = await provider.restore("verifier", {"run": "r"}, tmp_path / "snapshot", digest)
     await verifier.write(
         "tests.py", b"import sys; sys.path.insert(0, '/work')\nfrom answer import f; print(f(1) == 3)\n"
     )

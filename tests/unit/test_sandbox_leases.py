@@ -178,7 +178,7 @@ async def test_a_sweep_ends_what_dead_owners_left_and_nothing_of_the_living(tmp_
     await (await other.create("sibling", {"run": "living"})).write("file", b"x")
     dead(sibling)
 
-    assert (await sweep(provider_of, run="dead too", folder=tmp_path)).ended == ["s/dead too"]
+    assert (await sweep(provider_of, runs={"dead too"}, folder=tmp_path)).ended == ["s/dead too"]
     swept = await sweep(provider_of, folder=tmp_path)
     assert (sorted(swept.ended), swept.num_owners, swept.failed) == (["s/dead", "sibling"], 2, {})
     assert [entry.name for entry in provider.root().iterdir()] == ["living"]

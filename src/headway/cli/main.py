@@ -38,6 +38,7 @@ COMMANDS = {
     "replay": ("replay", "Check a run's journal against the scheduler."),
     "prune": ("prune", "Free disk space: remove what a run need not keep."),
     "model": ("model", "Fetch models."),
+    "sandbox": ("sandbox", "List, end, check and measure sandboxes."),
     "env": ("env", "List environments and try them."),
     "completion": ("completion", "Let the shell complete commands, keys and runs."),
 }

@@ -234,7 +234,7 @@ class Guarantee:
 class SandboxProvider(Protocol):
     """Makes sandboxes."""
 
-    snapshots: bool  # whether `snapshot` and `restore` work; without them a state is rebuilt by its calls
+    snapshots: bool  # whether snapshots and forks work; without them a state is rebuilt by its calls
 
     async def preflight(self) -> list[Guarantee]:
         """Say what holds here; raise SandboxUnavailableError with the remedy when nothing can run."""
@@ -248,22 +248,37 @@ class SandboxProvider(Protocol):
         """Say whether a sandbox of this provider still has what was done in it; cheap."""
         ...
 
-    async def snapshot(self, sandbox_id: str, path: Path) -> None:
-        """Copy a sandbox's state to a new `path` of the host, whole or not at all.
+    async def snapshot(self, sandbox_id: str, store: Path, labels: Mapping[str, str]) -> str:
+        """Put a sandbox's state into a store, a folder of the host; return the snapshot's digest.
 
-        Waits for the command that runs. Raises SandboxError when it cannot be copied.
+        The digest tells state and labels, so an equal snapshot has an equal one. Waits for the command that
+        runs. Raises SandboxError when it cannot be stored whole; no snapshot is left then.
         """
         ...
 
-    async def restore(self, sandbox_id: str, labels: Mapping[str, str], path: Path) -> Sandbox:
+    async def restore(self, sandbox_id: str, labels: Mapping[str, str], store: Path, digest: str) -> Sandbox:
         """Create a sandbox in the state of a snapshot, which stays.
 
-        Raises SandboxError when there is no such snapshot; nothing is left behind then.
+        Raises SandboxError when there is no such snapshot, or it is damaged; nothing is left behind then.
         """
         ...
 
-    async def discard(self, path: Path) -> None:
-        """Remove a snapshot; idempotent."""
+    async def fork(self, sandbox_id: str, new_id: str, labels: Mapping[str, str]) -> Sandbox:
+        """Create a sandbox in the state of a live one, which goes on; they share nothing afterwards.
+
+        Waits for the command that runs. Raises SandboxError when there is no such sandbox.
+        """
+        ...
+
+    async def reset(self, sandbox_id: str, store: Path, digest: str) -> None:
+        """Bring a live sandbox to the state of a snapshot; it stays the same `Sandbox`.
+
+        Raises SandboxError when there is no such snapshot; the sandbox is as it was then.
+        """
+        ...
+
+    async def discard(self, store: Path, digest: str) -> None:
+        """Remove a snapshot, and what no other one of the store needs; idempotent."""
         ...
 
     async def list(self, labels: Mapping[str, str]) -> list[str]:

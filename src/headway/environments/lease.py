@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.clock import stopwatch
@@ -39,6 +38,8 @@ from headway.environments.record import Call, Record
 from headway.environments.usage import UseSoFar, prepared
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from headway.core.protocols import ExecLimits, Sandbox, SandboxProvider
 
 
@@ -64,6 +65,7 @@ class SandboxLease:
         self._labels = {"run": run_id, "rollout": rollout, "purpose": purpose}
         self._emit = emit
         self.record = record or Record()
+        self.store: Path | None = None  # where the record's snapshots are
         self._calling = 0  # calls in progress
         self._lock = asyncio.Lock()
         self._decided = asyncio.Event()  # granted or released
@@ -218,7 +220,11 @@ class SandboxLease:
                 await inner.terminate()
             if self.record.kept:
                 began = stopwatch()
-                sandbox, _ = await self._built()
+                try:
+                    sandbox, _ = await self._built()
+                except SandboxError as error:
+                    self._failure = error
+                    raise
                 await self._still_wanted(sandbox)
                 self._inner, spent_s = sandbox, stopwatch() - began
                 self.start_s += spent_s
@@ -234,16 +240,18 @@ class SandboxLease:
             )
             raise self._failure
 
-    async def snapshot(self, path: Path) -> bool:
-        """Copy the sandbox's state to `path` and let the record name it; return whether that was done.
+    async def snapshot(self, labels: Mapping[str, str]) -> bool:
+        """Store the sandbox's state and let the record name it; return whether that was done.
 
-        Not while a call is in progress, which would be in it by half.
+        Not while a call is in progress, which would be in it by half. A state that is lost is not stored.
         """
-        if self._inner is None or self._calling or not self._provider.snapshots:
+        if self._inner is None or self._calling or self.store is None or not self._provider.snapshots:
             return False
         num_calls = len(self.record.calls)
-        await self._provider.snapshot(self._id, path)
-        self.record.snapshot, self.record.num_calls_in_snapshot = str(path), num_calls
+        if not await self._provider.alive(self._id):
+            return False
+        digest = await self._provider.snapshot(self._id, self.store, {**self._labels, **labels})
+        self.record.snapshot, self.record.num_calls_in_snapshot = digest, num_calls
         return True
 
     async def _ready(self) -> Sandbox:
@@ -260,10 +268,10 @@ class SandboxLease:
         record, sandbox = self.record, None
         first = record.num_calls_in_snapshot
         origin: Literal["new", "warm", "snapshot"] = "snapshot"
-        if record.snapshot and self._provider.snapshots:
+        if record.snapshot and self.store is not None and self._provider.snapshots:
             # Without its snapshot (a later one took its place) the whole record gives the same state.
             with contextlib.suppress(SandboxError):
-                sandbox = await self._provider.restore(self._id, self._labels, Path(record.snapshot))
+                sandbox = await self._provider.restore(self._id, self._labels, self.store, record.snapshot)
         if sandbox is None:
             sandbox, first = await self._provider.create(self._id, self._labels), 0
             origin = "warm" if getattr(sandbox, "warm", False) else "new"

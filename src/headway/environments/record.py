@@ -95,7 +95,7 @@ class Record:
     kept: bool = False  # whether the environment's resume needs one
     says: list[Said] = field(default_factory=list[Said])
     calls: list[Call] = field(default_factory=list[Call])
-    snapshot: str = ""  # of the sandbox, a path; "" for none
+    snapshot: str = ""  # of the sandbox, a digest; "" for none
     num_calls_in_snapshot: int = 0
     num_says_known: int = 0
     num_calls_known: int = 0

@@ -80,10 +80,9 @@ class Housekeeper:
         self.checkpoint_bytes = order.checkpoint_bytes or self.checkpoint_bytes
         folder = payload_dir(self.run_dir)
         try:
-            retention.remove(
-                retention.spare_segments(folder, order.needs, order.policy, order.ages)
-                + retention.spare_snapshots(folder, order.needs)
-            )
+            retention.remove(retention.spare_segments(folder, order.needs, order.policy, order.ages))
+            with retention.spare_snapshots(folder, order.needs) as snapshots:
+                retention.remove(snapshots)
         except OSError as error:  # it stays, and takes room
             self._warn("retention", f"what the run needs no longer cannot be removed: {error}")
 

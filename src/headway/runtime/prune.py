@@ -100,7 +100,9 @@ def _plan(run_dir: Path, overrides: Sequence[str]) -> Plan:
     segments = retention.spare_segments(folder, needs, config.retention, metrics.segment_ages.newest)
     segments += _unsegmented(folder, config, state, min(resumable, default=0))
     files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
-    shots = retention.spare_snapshots(folder, needs)
+    with retention.spare_snapshots(folder, needs) as spare:  # nothing of the run runs
+        shots = list(spare)
+    num_shots = sum(path.parent.name == retention.SNAPSHOTS for path in shots)
     left = _leftovers(run_dir)
     return Plan(
         [
@@ -108,7 +110,7 @@ def _plan(run_dir: Path, overrides: Sequence[str]) -> Plan:
                 "checkpoints", checkpoints, [checkpoint_dir(run_dir)], " ".join(p.name for p in checkpoints)
             ),
             _spare("payloads", segments, [folder], f"{len(segments)} of {len(files)} files"),
-            _spare("snapshots", shots, [folder / retention.SNAPSHOTS], f"{len(shots)} of sandboxes"),
+            _spare("snapshots", shots, [folder / retention.SNAPSHOTS], f"{num_shots} of sandboxes"),
             _spare("leftovers", left, left, "of a life that was killed"),
         ],
         len(resumable),

@@ -96,7 +96,8 @@ def _resume(
             "copy, or begin a new run; checkpoint.keep keeps more.",
         )
     payloads_are_there(run_dir, state, step)
-    retention.remove(retention.spare_snapshots(payload_dir(run_dir), retention.needs_of(state)))
+    with retention.spare_snapshots(payload_dir(run_dir), retention.needs_of(state)) as spare:
+        retention.remove(spare)
     lineage = state.lineage + 1
     metrics = RunMetrics.of(journal)
     reserve.take(run_dir)

@@ -14,14 +14,15 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from headway.core.segments import SEGMENT_GROUPS, Segment, group_of, segment_of
 from headway.queue.state import ACTIVE
 from headway.sandbox.files import remove_tree
+from headway.sandbox.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from headway.config.retention import RetentionSettings
     from headway.queue.state import State
@@ -111,21 +112,12 @@ def _is_kept(segment: Segment, policy: RetentionSettings, needs: Needs, ages: Ma
             return policy.payloads == "all"
 
 
-def spare_snapshots(folder: Path, needs: Needs) -> list[Path]:
-    """Return the sandbox snapshots in a payload store that no rollout goes on from.
+def spare_snapshots(folder: Path, needs: Needs) -> AbstractContextManager[list[Path]]:
+    """Lend the files of a payload store that only snapshots of sandboxes need that no rollout goes on from.
 
-    A draft is being written while workers run, and was left by one that was killed otherwise.
+    Nobody takes or uses a snapshot until the end of the block.
     """
-    snapshots = folder / SNAPSHOTS
-    if not snapshots.is_dir():
-        return []
-    spare: list[Path] = []
-    for path in sorted(snapshots.iterdir()):
-        is_draft = path.name.endswith(".draft")
-        rollout = unquote(path.name.removesuffix(".draft")).rsplit(".", 2)[0]
-        if rollout not in needs.rollouts or (is_draft and needs.writer_life is None):
-            spare.append(path)
-    return spare
+    return Store(folder / SNAPSHOTS).spare(lambda labels: labels.get("rollout") in needs.rollouts)
 
 
 def size_on_disk(path: Path) -> int:

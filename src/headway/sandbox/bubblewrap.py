@@ -26,11 +26,13 @@ from urllib.parse import quote
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee
 from headway.sandbox import files
-from headway.sandbox.copies import copy_tree
+from headway.sandbox.blocking import to_its_end
 from headway.sandbox.layout import SANDBOX_ENV, VIEW_TOOLS, Layout, find_bwrap
 from headway.sandbox.preflight import guarantees, unavailable
 from headway.sandbox.process import Limits, run_contained
 from headway.sandbox.settings import SandboxSettings
+from headway.sandbox.store import Index, Store
+from headway.sandbox.trees import copy_tree
 
 
 class BubblewrapProvider:
@@ -41,6 +43,7 @@ class BubblewrapProvider:
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self._settings = settings or SandboxSettings()
         self._live: dict[str, BubblewrapSandbox] = {}
+        self._stores: dict[Path, Store] = {}
         self._layout: Layout | None = None
 
     async def preflight(self) -> list[Guarantee]:
@@ -79,32 +82,48 @@ class BubblewrapProvider:
         sandbox = self._live.get(sandbox_id)
         return sandbox is not None and sandbox.intact
 
-    async def snapshot(self, sandbox_id: str, path: Path) -> None:
-        """Copy the work folder to `path` (copies.py says what is kept of it).
+    async def snapshot(self, sandbox_id: str, store: Path, labels: Mapping[str, str]) -> str:
+        """Store what is in the work folder (trees.py says what is kept of it); see `SandboxProvider`."""
+        return await self._of(sandbox_id).take(self._store(store), labels)
 
-        Raises SandboxError when there is no such sandbox, or it cannot be copied.
-        """
-        sandbox = self._live.get(sandbox_id)
-        if sandbox is None:
-            raise SandboxError("only a live sandbox can be copied", value=sandbox_id)
-        await sandbox.copy_to(path)
-
-    async def restore(self, sandbox_id: str, labels: Mapping[str, str], path: Path) -> BubblewrapSandbox:
-        """Make a sandbox whose work folder is a copy of a snapshot.
-
-        Raises SandboxError when the snapshot is not there; nothing is left behind then.
-        """
+    async def restore(
+        self, sandbox_id: str, labels: Mapping[str, str], store: Path, digest: str
+    ) -> BubblewrapSandbox:
+        """Make a sandbox whose work folder holds what a snapshot does; see `SandboxProvider`."""
         sandbox = await self.create(sandbox_id, labels)
         try:
-            await sandbox.copy_from(path)
+            await sandbox.put(self._store(store), digest)
         except BaseException:
             await sandbox.terminate()
             raise
         return sandbox
 
-    async def discard(self, path: Path) -> None:
-        """Remove a snapshot; idempotent."""
-        await asyncio.to_thread(files.remove_tree, path)
+    async def fork(self, sandbox_id: str, new_id: str, labels: Mapping[str, str]) -> BubblewrapSandbox:
+        """Make a sandbox whose work folder is a copy of a live one's; see `SandboxProvider`."""
+        source, sandbox = self._of(sandbox_id), await self.create(new_id, labels)
+        try:
+            await source.copy_to(sandbox)
+        except BaseException:
+            await sandbox.terminate()
+            raise
+        return sandbox
+
+    async def reset(self, sandbox_id: str, store: Path, digest: str) -> None:
+        """Give a sandbox what a snapshot holds for all that it has; see `SandboxProvider`."""
+        await self._of(sandbox_id).put(self._store(store), digest)
+
+    async def discard(self, store: Path, digest: str) -> None:
+        """Remove a snapshot, and what no other one needs; idempotent."""
+        await asyncio.to_thread(self._store(store).discard, digest)
+
+    def _of(self, sandbox_id: str) -> BubblewrapSandbox:
+        sandbox = self._live.get(sandbox_id)
+        if sandbox is None:
+            raise SandboxError("there must be a live sandbox of this id", value=sandbox_id)
+        return sandbox
+
+    def _store(self, path: Path) -> Store:
+        return self._stores.setdefault(path, Store(path))
 
     async def list(self, labels: Mapping[str, str]) -> list[str]:
         """Return ids of this provider's live sandboxes whose labels include these."""
@@ -120,12 +139,12 @@ class BubblewrapProvider:
             await sandbox.terminate()
             return True
         folder = self.place(sandbox_id, labels)
-        if not folder.exists():
-            return False
-        await asyncio.to_thread(files.remove_tree, folder)
-        with contextlib.suppress(OSError):  # the run's other sandboxes are still in it
+        found = folder.exists()
+        if found:
+            await asyncio.to_thread(files.remove_tree, folder)
+        with contextlib.suppress(OSError):  # the run's other sandboxes are still in it, or it is gone
             folder.parent.rmdir()
-        return True
+        return found
 
     def place(self, sandbox_id: str, labels: Mapping[str, str]) -> Path:
         """Return where a sandbox's work folder is to be."""
@@ -194,6 +213,7 @@ class BubblewrapSandbox:
         self._provider = provider
         self._folder: Path | None = None
         self._inode = 0  # of the folder, which somebody might replace
+        self._index = Index()
         self._turn = asyncio.Lock()
         self._terminated = False
 
@@ -217,6 +237,7 @@ class BubblewrapSandbox:
         settings = self._provider.settings
         async with self._turn:
             folder = self._work()
+            self._index.changed = True
             layout = self._provider.layout()
             wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
             return await run_contained(
@@ -230,6 +251,7 @@ class BubblewrapSandbox:
     async def write(self, path: str, data: bytes) -> None:
         """Write a file below /work."""
         async with self._turn:
+            self._index.changed = True
             files.write_file(self._work(), path, data, self._provider.layout().owner)
 
     async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
@@ -247,17 +269,48 @@ class BubblewrapSandbox:
         except OSError:
             return False
 
-    async def copy_to(self, path: Path) -> None:
-        """Copy the work folder to a new `path`; a command that runs ends first."""
+    async def take(self, store: Store, labels: Mapping[str, str]) -> str:
+        """Store what is in the work folder; a command that runs ends first."""
         async with self._turn:
-            await _to_its_end(copy_tree, self._work(), path)
+            folder = self._whole_work()
+            return await to_its_end(lambda: store.take(folder, labels, self._index))
 
-    async def copy_from(self, path: Path) -> None:
-        """Begin with a copy of `path` as the work folder."""
+    async def put(self, store: Store, digest: str) -> None:
+        """Hold what a snapshot does, and nothing else; a command that runs ends first."""
+        owner = self._provider.layout().owner
         async with self._turn:
-            folder = self._place()
-            await _to_its_end(copy_tree, path, folder)
-            self._folder, self._inode = folder, folder.lstat().st_ino
+            await self._refill(lambda draft: store.put(digest, draft, owner))
+
+    async def copy_to(self, other: BubblewrapSandbox) -> None:
+        """Give a new sandbox a copy of the work folder; a command that runs ends first."""
+        owner = self._provider.layout().owner
+        async with self._turn, other._turn:
+            folder = self._whole_work()
+            await other._refill(lambda draft: copy_tree(folder, draft, owner))
+
+    async def _refill(self, fill: Callable[[Path], None]) -> None:
+        """Put a folder that `fill` has filled in the place of the work folder, whole or not at all."""
+        folder = self._place()
+        # Names that no quoted id has; `reap` finds what a killed process left of them.
+        draft, old = (folder.with_name(f"{folder.name}%{what}") for what in ("draft", "old"))
+
+        def work() -> None:
+            try:
+                for path in (draft, old):
+                    files.remove_tree(path)
+                draft.mkdir(mode=0o700, parents=True)
+                fill(draft)
+                if self._folder is not None:
+                    folder.rename(old)
+                draft.rename(folder)
+                self._folder, self._inode, self._index = folder, folder.lstat().st_ino, Index()
+            except OSError as error:
+                raise SandboxError(f"a work folder cannot be made: {error}", value=str(folder)) from error
+            finally:
+                for path in (draft, old):
+                    files.remove_tree(path)
+
+        await to_its_end(work)
 
     async def terminate(self) -> None:
         """End the running command within a tenth of a second and remove the files; idempotent."""
@@ -287,6 +340,13 @@ class BubblewrapSandbox:
             raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         return self._folder
 
+    def _whole_work(self) -> Path:
+        """Return the work folder, and make sure that it is the one that was made."""
+        folder = self._work()
+        if not self.intact:
+            raise SandboxError("what was done in the sandbox is gone", value=self._id)
+        return folder
+
     def _place(self) -> Path:
         """Return where the work folder is to be."""
         if self._terminated:
@@ -302,13 +362,3 @@ class BubblewrapSandbox:
         if num_bytes > max_bytes:
             return "disk"
         return "inodes" if num_files > settings.max_files else None
-
-
-async def _to_its_end(work: Callable[[Path, Path], None], source: Path, target: Path) -> None:
-    """Do blocking work in a thread; a cancelled caller waits for its end, for nobody else may touch both."""
-    done = asyncio.get_running_loop().run_in_executor(None, work, source, target)
-    try:
-        await asyncio.shield(done)
-    except asyncio.CancelledError:
-        await asyncio.wait([done])
-        raise

@@ -16,12 +16,12 @@ from pathlib import Path
 from headway.core.errors import SandboxError
 from headway.sandbox.layout import WORK
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # nothing is followed
 
 
 def open_root(root: Path | int) -> int:
     """Open a work folder that is named by its path, or by a descriptor that stays the caller's."""
-    return os.open(".", _FOLDER, dir_fd=root) if isinstance(root, int) else os.open(root, _FOLDER)
+    return os.open(".", FOLDER, dir_fd=root) if isinstance(root, int) else os.open(root, FOLDER)
 
 
 def write_file(root: Path | int, path: str, data: bytes, owner: int | None) -> None:
@@ -70,7 +70,7 @@ def _parent(
                     os.mkdir(folder, 0o755, dir_fd=at)
                     if owner is not None:
                         os.chown(folder, owner, owner, dir_fd=at, follow_symlinks=False)
-                at = os.open(folder, _FOLDER, dir_fd=at)
+                at = os.open(folder, FOLDER, dir_fd=at)
             except OSError as error:
                 raise _refused(path, error) from None
             stack.callback(os.close, at)
@@ -137,7 +137,7 @@ def remove_tree(root: Path) -> None:
     """
     try:
         os.chmod(root, 0o700)
-        fd = os.open(root, _FOLDER)
+        fd = os.open(root, FOLDER)
     except FileNotFoundError:
         return
     path: list[tuple[str, list[str]]] = []  # (a folder's name, what is left to do in its parent)
@@ -148,19 +148,20 @@ def remove_tree(root: Path) -> None:
                 name = left.pop()
                 os.chmod(name, 0o700, dir_fd=fd)
                 path.append((name, left))
-                fd = _move(fd, name)
+                fd = move(fd, name)
                 left = _unlink_files(fd)
             else:
                 name, left = path.pop()
-                fd = _move(fd, "..")
+                fd = move(fd, "..")
                 os.rmdir(name, dir_fd=fd)
     finally:
         os.close(fd)
     os.rmdir(root)
 
 
-def _move(fd: int, name: str) -> int:
-    there = os.open(name, _FOLDER, dir_fd=fd)
+def move(fd: int, name: str) -> int:
+    """Open folder `name` of the open folder `fd`, which is closed."""
+    there = os.open(name, FOLDER, dir_fd=fd)
     os.close(fd)
     return there
 

@@ -222,6 +222,14 @@ def taken(path: Path) -> Generator[Book | None]:
         os.close(file)
 
 
+def drop_drafts(folder: Path | None = None) -> None:
+    """Remove files that a process which was killed had begun and not put into their place."""
+    for path in (folder or lease_folder()).glob(".*.leases"):
+        with contextlib.suppress(OSError):
+            if wall_time() - path.stat().st_mtime > EXPIRES_AFTER_S:
+                path.unlink()
+
+
 def _paths(folder: Path | None) -> list[Path]:
     return sorted((folder or lease_folder()).glob("[!.]*.leases"))
 

@@ -20,10 +20,12 @@ from typing import Any
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import ExecLimits, ExecResult, Guarantee
 from headway.sandbox import files
-from headway.sandbox.copies import copy_into, copy_tree
+from headway.sandbox.blocking import to_its_end
 from headway.sandbox.preflight import local_guarantees, unavailable
 from headway.sandbox.programs import run_program
 from headway.sandbox.settings import SandboxSettings
+from headway.sandbox.store import Index, Store
+from headway.sandbox.trees import copy_tree
 from headway.sandbox.zygote import MODEL_UID, Cell, Zygote
 
 
@@ -35,6 +37,7 @@ class LocalProvider:
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self._settings = settings or SandboxSettings()
         self._live: dict[str, LocalSandbox] = {}
+        self._stores: dict[Path, Store] = {}
         self._zygote: Zygote | None = None
         self._starting = asyncio.Lock()
 
@@ -74,32 +77,48 @@ class LocalProvider:
         sandbox = self._live.get(sandbox_id)
         return sandbox is not None and sandbox.intact
 
-    async def snapshot(self, sandbox_id: str, path: Path) -> None:
-        """Copy the work folder to `path` (copies.py says what is kept of it).
+    async def snapshot(self, sandbox_id: str, store: Path, labels: Mapping[str, str]) -> str:
+        """Store what is in the work folder (trees.py says what is kept of it); see `SandboxProvider`."""
+        return await self._of(sandbox_id).take(self._store(store), labels)
 
-        Raises SandboxError when there is no such sandbox, or it cannot be copied.
-        """
-        sandbox = self._live.get(sandbox_id)
-        if sandbox is None:
-            raise SandboxError("only a live sandbox can be copied", value=sandbox_id)
-        await sandbox.copy_to(path)
-
-    async def restore(self, sandbox_id: str, labels: Mapping[str, str], path: Path) -> LocalSandbox:
-        """Make a sandbox whose work folder is a copy of a snapshot.
-
-        Raises SandboxError when the snapshot is not there; nothing is left behind then.
-        """
+    async def restore(
+        self, sandbox_id: str, labels: Mapping[str, str], store: Path, digest: str
+    ) -> LocalSandbox:
+        """Make a sandbox whose work folder holds what a snapshot does; see `SandboxProvider`."""
         sandbox = await self.create(sandbox_id, labels)
         try:
-            await sandbox.copy_from(path)
+            await sandbox.put(self._store(store), digest)
         except BaseException:
             await sandbox.terminate()
             raise
         return sandbox
 
-    async def discard(self, path: Path) -> None:
-        """Remove a snapshot; idempotent."""
-        await asyncio.to_thread(files.remove_tree, path)
+    async def fork(self, sandbox_id: str, new_id: str, labels: Mapping[str, str]) -> LocalSandbox:
+        """Make a sandbox whose work folder is a copy of a live one's; see `SandboxProvider`."""
+        source, sandbox = self._of(sandbox_id), await self.create(new_id, labels)
+        try:
+            await source.copy_to(sandbox)
+        except BaseException:
+            await sandbox.terminate()
+            raise
+        return sandbox
+
+    async def reset(self, sandbox_id: str, store: Path, digest: str) -> None:
+        """Give a sandbox what a snapshot holds for all that it has; see `SandboxProvider`."""
+        await self._of(sandbox_id).put(self._store(store), digest)
+
+    async def discard(self, store: Path, digest: str) -> None:
+        """Remove a snapshot, and what no other one needs; idempotent."""
+        await asyncio.to_thread(self._store(store).discard, digest)
+
+    def _of(self, sandbox_id: str) -> LocalSandbox:
+        sandbox = self._live.get(sandbox_id)
+        if sandbox is None:
+            raise SandboxError("there must be a live sandbox of this id", value=sandbox_id)
+        return sandbox
+
+    def _store(self, path: Path) -> Store:
+        return self._stores.setdefault(path, Store(path))
 
     async def list(self, labels: Mapping[str, str]) -> list[str]:
         """Return ids of this provider's live sandboxes whose labels include these."""
@@ -162,6 +181,7 @@ class LocalSandbox:
         self._provider = provider
         self._cell: Cell | None = None
         self._owner: int | None = None
+        self._index = Index()
         self._turn = asyncio.Lock()
         self._terminated = False
 
@@ -185,6 +205,7 @@ class LocalSandbox:
         settings = self._provider.settings
         async with self._turn:
             cell = await self._made()
+            self._index.changed = True
             wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
             return await run_program(
                 cell, argv, env or {}, stdin, wanted, settings, terminated=lambda: self._terminated
@@ -193,6 +214,7 @@ class LocalSandbox:
     async def write(self, path: str, data: bytes) -> None:
         """Write a file below /work."""
         async with self._turn:
+            self._index.changed = True
             files.write_file((await self._made()).work_fd, path, data, self._owner)
 
     async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
@@ -210,17 +232,36 @@ class LocalSandbox:
         """Whether the first process runs, or was never started."""
         return not self._terminated if self._cell is None else self._cell.alive
 
-    async def copy_to(self, path: Path) -> None:
-        """Copy the work folder to a new `path`; a command that runs ends first."""
+    async def take(self, store: Store, labels: Mapping[str, str]) -> str:
+        """Store what is in the work folder; a command that runs ends first."""
         async with self._turn:
             cell = await self._made()
-            await _to_its_end(lambda: copy_tree(cell.work_fd, path))
+            return await to_its_end(lambda: store.take(cell.work_fd, labels, self._index))
 
-    async def copy_from(self, path: Path) -> None:
-        """Begin with a copy of `path` as the work folder."""
+    async def put(self, store: Store, digest: str) -> None:
+        """Hold what a snapshot does, and nothing else; a command that runs ends first."""
         async with self._turn:
-            cell = await self._made()
-            await _to_its_end(lambda: copy_into(path, cell.work_fd))
+            await self._refill(lambda cell: store.put(digest, cell.work_fd, self._owner))
+
+    async def copy_to(self, other: LocalSandbox) -> None:
+        """Give a new sandbox a copy of the work folder; a command that runs ends first."""
+        async with self._turn, other._turn:
+            source = await self._made()
+            await other._refill(lambda cell: copy_tree(source.work_fd, cell.work_fd, other._owner))
+
+    async def _refill(self, fill: Callable[[Cell], None]) -> None:
+        """Go on with new namespaces whose empty work folder `fill` has filled, or as before when it fails."""
+        if self._terminated:
+            raise SandboxError("a terminated sandbox cannot be used", value=self._id)
+        cell = await self._new_cell()
+        try:
+            await to_its_end(lambda: fill(cell))
+        except BaseException:
+            await _whole(cell.end())
+            raise
+        old, self._cell, self._index = self._cell, cell, Index()
+        if old is not None:
+            await _whole(old.end())
 
     async def terminate(self) -> None:
         """End every process and with them every file; idempotent."""
@@ -237,12 +278,15 @@ class LocalSandbox:
         if self._terminated:
             raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         if self._cell is None:
-            zygote = await self._provider.zygote()
-            self._cell = await zygote.make()
-            self._owner = None if zygote.single_uid else MODEL_UID
+            self._cell = await self._new_cell()
         elif not self._cell.alive:
             raise SandboxError("the sandbox's first process is gone, and its files with it", value=self._id)
         return self._cell
+
+    async def _new_cell(self) -> Cell:
+        zygote = await self._provider.zygote()
+        self._owner = None if zygote.single_uid else MODEL_UID
+        return await zygote.make()
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:
@@ -250,13 +294,3 @@ async def _whole(work: Coroutine[Any, Any, None]) -> None:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(work)
         await asyncio.wait([asyncio.shield(task)])
-
-
-async def _to_its_end(work: Callable[[], None]) -> None:
-    """Do blocking work in a thread; a cancelled caller waits for its end, for nobody else may touch both."""
-    done = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        await asyncio.shield(done)
-    except asyncio.CancelledError:
-        await asyncio.wait([done])
-        raise

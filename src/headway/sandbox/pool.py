@@ -22,7 +22,7 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError, SandboxRefusedError
@@ -34,18 +34,6 @@ from headway.sandbox.warmth import Warmth
 if TYPE_CHECKING:
     from headway.core.protocols import Guarantee, SandboxProvider
     from headway.sandbox.leases import LeaseBook
-
-    _Forwarded = Sandbox
-else:
-
-    class _Forwarded:
-        """Has everything that the provider's sandboxes have."""
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "_inner":  # it is being made
-                raise AttributeError(name)
-            return getattr(self._inner, name)
-
 
 IMAGE, PURPOSE, RUN = "image", "purpose", "run"  # labels that the pool reads
 _LOOK_EVERY_S = 1.0  # demand falls with time alone
@@ -143,7 +131,7 @@ class PooledProvider:
         """Say what the provider promises here; see `SandboxProvider`."""
         return await self._inner.preflight()
 
-    async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> PooledSandbox:
+    async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> Sandbox:
         """Hand out a sandbox that has started. Labels `purpose`, `image` and `run` are read.
 
         Raises SandboxError when its start fails, SandboxRefusedError when the provider makes no further one.
@@ -164,7 +152,7 @@ class PooledProvider:
         self._ring()
         return made
 
-    async def restore(self, sandbox_id: str, labels: Mapping[str, str], path: Path) -> PooledSandbox:
+    async def restore(self, sandbox_id: str, labels: Mapping[str, str], path: Path) -> Sandbox:
         """Start a sandbox from a snapshot, in line with the others; see `SandboxProvider`."""
         with self._claimed(sandbox_id):
             while self._total > self._max_live and await self._give_place():
@@ -296,11 +284,11 @@ class PooledProvider:
             return True
         return False
 
-    def _handed(self, sandbox: PooledSandbox) -> PooledSandbox:
+    def _handed(self, sandbox: PooledSandbox) -> Sandbox:
         self._out[sandbox.id] = sandbox
         if self._book is not None:
             self._book.started(sandbox.inner_id, sandbox.id)
-        return sandbox
+        return cast("Sandbox", sandbox)  # what it lacks, __getattr__ has
 
     def _ended(self, inner_id: str) -> None:
         if self._book is not None:
@@ -470,7 +458,7 @@ class PooledProvider:
             self._ring()
 
 
-class PooledSandbox(_Forwarded):
+class PooledSandbox:
     """A sandbox of a pool, under the id that it was asked for with; all else is its provider's."""
 
     def __init__(
@@ -501,6 +489,12 @@ class PooledSandbox(_Forwarded):
     async def terminate(self) -> None:
         """End it and give its place back; idempotent."""
         await self._pool.give_back(self, self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what its provider's sandboxes have under this name."""
+        if name == "_inner":  # it is being made
+            raise AttributeError(name)
+        return getattr(self._inner, name)
 
 
 def _priority(labels: Mapping[str, str]) -> int:

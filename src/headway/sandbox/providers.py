@@ -46,7 +46,7 @@ def make_pool(settings: SandboxSettings, run_id: str, num_pools: int = 1) -> Poo
 
 async def sweep_left_overs(run: str | None = None) -> Swept:
     """End the sandboxes that dead processes left, those of one run or all."""
-    return await sweep(provider_of, run=run)
+    return await sweep(provider_of, runs=None if run is None else (run,))
 
 
 def provider_of(owner: Owner) -> SandboxProvider:

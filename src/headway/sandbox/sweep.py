@@ -8,12 +8,12 @@ owner that lives is touched, whatever its run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headway.core.errors import HeadwayError
-from headway.sandbox.leases import Book, Owner, read_books, taken
+from headway.sandbox.leases import Book, Owner, drop_drafts, read_books, taken
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,17 +34,20 @@ class Swept:
     )  # sandbox or owner -> why it is still there
 
 
-async def sweep(make: MakeProvider, *, run: str | None = None, folder: Path | None = None) -> Swept:
-    """End what dead owners left, those of one run or all.
+async def sweep(
+    make: MakeProvider, *, runs: Container[str] | None = None, folder: Path | None = None
+) -> Swept:
+    """End what dead owners left, those of these runs or all.
 
     Args:
         make: returns the provider that can end an owner's sandboxes.
-        run: label of the run, None for every one.
+        runs: labels of the runs, None for every one.
         folder: of the leases; the user's own by default.
     """
+    drop_drafts(folder)
     swept = Swept()
     for seen in read_books(folder):
-        if seen.alive or run not in (None, seen.owner.run):
+        if seen.alive or (runs is not None and seen.owner.run not in runs):
             continue
         with taken(seen.path) as book:
             if book is not None and await _end_all(book, make, swept):
