@@ -160,11 +160,11 @@ async def test_a_verifier_made_from_a_snapshot_runs_the_tests_that_were_put_in_t
     ran = await model.exec(["python3", "-c", ATTACKS[attack]])
     assert (ran.rc, ran.stderr) == (0, "")
     await model.write("answer.py", b"def f(x): return x + 1\n")
-    await provider.snapshot("model", tmp_path / "snapshot")
+    digest = await provider.snapshot("model", tmp_path / "snapshots", labels)
     await model.terminate()
     tests = "import importlib.util as u\ns = u.spec_from_file_location('answer', '/work/answer.py')\nm = u.module_from_spec(s); s.loader.exec_module(m)\n"
     for number, (wanted, said) in enumerate(((3, "False\n"), (2, "True\n"))):
-        verifier = await provider.restore(f"verifier{number}", labels, tmp_path / "snapshot")
+        verifier = await provider.restore(f"verifier{number}", labels, tmp_path / "snapshots", digest)
         try:
             await verifier.write("tests.py", f"{tests}print(m.f(1) == {wanted})\n".encode())
             result = await verifier.exec(["python3", "-I", "tests.py"])
