@@ -123,7 +123,7 @@ class Scripted:
         self.log.append(sandbox_id)
         return sandbox
 
-    async def restore(self, sandbox_id, labels, path):
+    async def restore(self, sandbox_id, labels, store, digest):
         return await self.create(sandbox_id, labels)
 
     async def alive(self, sandbox_id):
@@ -188,7 +188,7 @@ async def _play(operations, warm, most, starting):
             elif kind == "cancel" and asking:
                 list(asking.values())[value % len(asking)].cancel()
             elif kind == "kill":
-                for ready in [r for image in pool._images.values() for r in image.ready][value % 3 :]:
+                for ready in [r for shelf in pool.stock.shelves.values() for r in shelf.ready][value % 3 :]:
                     ready.inner.dead = True
                     killed.add(ready.inner_id)
             elif kind == "fate":
@@ -292,7 +292,7 @@ async def test_a_refusal_of_a_refill_is_not_repeated_at_once_and_harms_nobody():
     assert pool.stats().num_ready == 0
     assert not (await pool.create("b", {})).warm
     now[0] = 5.0
-    pool._ring()
+    pool._bell.ring()
     await until(lambda: pool.stats().num_ready)
     assert pool.stats().refill_error == ""
     pool.close()
@@ -302,7 +302,7 @@ async def test_a_refusal_of_a_refill_is_not_repeated_at_once_and_harms_nobody():
 async def test_a_ready_sandbox_that_died_is_not_handed_out():
     inner = LocalProvider(SandboxSettings())
     pool, running = await _pool(inner, max_live=8, warm=2)
-    for ready in pool._images[""].ready:
+    for ready in pool.stock.shelves[""].ready:
         await ready.inner._cell.end()
     sandbox = await pool.create("a", {})
     assert (await sandbox.exec(["echo", "x"])).stdout == "x\n"
@@ -322,7 +322,7 @@ async def test_what_is_kept_ready_follows_the_demand():
     assert pool.stats().num_warm == 4
 
     async def settled(num):
-        pool._ring()
+        pool._bell.ring()
         await until(lambda: pool.stats().num_ready == num)
 
     await settled(4)
