@@ -19,10 +19,9 @@ from pathlib import Path
 
 from headway.core.protocols import ExecLimits
 from headway.sandbox.bubblewrap import BubblewrapProvider
-from headway.sandbox.layout import find_bwrap
+from headway.sandbox.layout import find_bwrap, interpreter
 from headway.sandbox.local import LocalProvider, LocalSandbox
 from headway.sandbox.settings import SandboxSettings
-from headway.sandbox.zygote import interpreter
 
 PROGRAMS = {"echo": ["/bin/echo", "x"], "python": ["python3", "-I", "-c", "import json; print('x')"]}
 

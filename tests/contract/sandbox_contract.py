@@ -1,7 +1,10 @@
 """What every sandbox provider does. Subclass SandboxContract and give it a `provider` fixture."""
 
 import asyncio
+import gzip
+import io
 import os
+import tarfile
 import uuid
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from headway.core.errors import SandboxError
 from headway.core.protocols import ExecLimits
 from headway.sandbox.store import Store
+from headway.sandbox.tars import pack_host, unpack_to_host
 
 PYTHON = ("python3", "-I", "-S", "-B", "-c")
 
@@ -24,6 +28,26 @@ def running(marker):
         except OSError:
             continue
     return found
+
+
+def archive(*members):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for member, data in members:
+            tar.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def file(name, data=b"x"):
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    return member, data
+
+
+def link(name, target, kind=tarfile.SYMTYPE):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member, b""
 
 
 def files_of(store):
@@ -205,6 +229,94 @@ class SandboxContract:
         assert await provider.reap(run) >= 3
         assert await provider.list({"run": run}) == []
         assert await provider.reap(run) == 0
+
+    # --- trees
+
+    async def test_a_tree_passes_in_and_out(self, sandbox, tmp_path):
+        source = tmp_path / "source"
+        (source / "a" / "b").mkdir(parents=True)
+        (source / "a" / "run").write_bytes(b"#!/bin/sh\necho ran\n")
+        (source / "a" / "run").chmod(0o755)
+        (source / "a" / "b" / "data").write_bytes(bytes(range(256)) * 500)
+        (source / "a" / "link").symlink_to("run")
+        os.utime(source / "a" / "run", ns=(10**18, 10**18))
+        await sandbox.upload("in/put", pack_host(source))
+        await sandbox.upload(".", pack_host(source / "a" / "run"))
+        look = "in/put/a/link; ./run; stat -c %Y in/put/a/run; stat -c %u,%a in/put in/put/a/b/data"
+        shown = await sandbox.exec(["sh", "-c", look])
+        assert shown.stderr == ""
+        assert shown.stdout.split() == ["ran", "ran", "1000000000", "1000,755", "1000,644"]
+        await sandbox.exec(["sh", "-c", "echo + >> run"])
+        await sandbox.upload("/work", pack_host(source / "a" / "run"))  # what is there is replaced
+        assert await sandbox.read("run") == b"#!/bin/sh\necho ran\n"
+        target = tmp_path / "new" / "target"
+        left_out = unpack_to_host(await sandbox.download("in"), target)
+        assert left_out == ["put/a/link"]  # a reader on the host would follow it
+        assert (target / "put" / "a" / "b" / "data").read_bytes() == bytes(range(256)) * 500
+        assert sorted(path.name for path in target.rglob("*")) == ["a", "b", "data", "put", "run"]
+        with pytest.raises(SandboxError):
+            unpack_to_host(await sandbox.download("in"), target)
+        unpack_to_host(await sandbox.download("in/put/a/run"), tmp_path / "one")
+        assert os.listdir(tmp_path / "one") == ["run"]
+
+    async def test_a_download_follows_nothing_and_is_bounded(self, sandbox, tmp_path):
+        (tmp_path / "secret").write_text("the host's")
+        code = (
+            "import os\n"
+            "os.truncate(os.open('sparse', os.O_CREAT | os.O_RDWR), 30 << 20)\n"
+            "os.mkdir('many')\n"
+            "for n in range(100): open(f'many/{n}', 'w').close()\n"
+            "os.makedirs('tree/closed'); open('tree/closed/in', 'w').close()\n"
+            "os.chmod('tree/closed', 0)\n"
+            f"os.symlink({str(tmp_path)!r}, 'tree/link'); os.symlink({str(tmp_path)!r}, 'link')\n"
+            "os.mkfifo('tree/pipe')\n"
+            "os.mkdir('deep'); os.chdir('deep')\n"
+            "for _ in range(300): os.mkdir('d'); os.chdir('d')\n"
+        )
+        made = await sandbox.exec([*PYTHON, code])
+        assert (made.rc, made.stderr) == (0, "")
+        for path in ("link", "link/secret", "tree/pipe", "nothing", "../x", "/etc", "deep"):
+            with pytest.raises(SandboxError):
+                await sandbox.download(path)
+        with pytest.raises(SandboxError, match="bytes"):
+            await sandbox.download("sparse", max_bytes=20 << 20)
+        with pytest.raises(SandboxError, match="files"):
+            await sandbox.download("many", max_files=50)
+        archive = await sandbox.download("tree")
+        assert b"the host's" not in archive
+        left_out = unpack_to_host(archive, tmp_path / "target")
+        assert left_out == ["link", "pipe"]
+        assert (await sandbox.exec(["stat", "-c", "%a", "tree/closed"])).stdout == "0\n"
+
+    async def test_an_upload_stays_where_it_is_put(self, sandbox, tmp_path):
+        (tmp_path / "host").mkdir()
+        plant = f"ln -s {tmp_path}/host out; mkdir folder; mkfifo pipe; ln -s {tmp_path}/host/file file"
+        await sandbox.exec(["sh", "-c", plant])
+        for name in ("../x", "/x", "a/../../x", "out/x", "folder"):
+            with pytest.raises(SandboxError):
+                await sandbox.upload(".", archive(file(name)))
+        with pytest.raises(SandboxError):
+            await sandbox.upload("out", archive(file("x")))
+        with pytest.raises(SandboxError):  # through a link that the same archive makes
+            await sandbox.upload(".", archive(link("here", str(tmp_path / "host")), file("here/x")))
+        for name, target in (("hard", "../../etc/passwd"), ("hard", "out"), ("hard", "nothing")):
+            with pytest.raises(SandboxError):
+                await sandbox.upload(".", archive(link(name, target, tarfile.LNKTYPE)))
+        device = tarfile.TarInfo("device")
+        device.type, device.devmajor, device.devminor = tarfile.CHRTYPE, 1, 3
+        await sandbox.upload(".", archive((device, b""), file("pipe"), file("file"), file("a/b/c")))
+        await sandbox.upload(".", archive(link("hard", "a/b/c", tarfile.LNKTYPE)))
+        assert (await sandbox.exec(["sh", "-c", "cat pipe file hard; echo; ls"])).stdout.split() == [
+            "xxx", "a", "file", "folder", "hard", "here", "out", "pipe",
+        ]  # fmt: skip
+        assert os.listdir(tmp_path / "host") == []
+        with pytest.raises(SandboxError):
+            await sandbox.upload(".", archive(*(file(f"f{number}") for number in range(3000))))
+        with pytest.raises(SandboxError):
+            await sandbox.upload(".", archive(file("big", b"x" * (40 << 20))))
+        for junk in (b"", b"junk" * 1000, gzip.compress(archive(file("x")))):
+            with pytest.raises(SandboxError):
+                await sandbox.upload(".", junk)
 
     # --- snapshots
 

@@ -217,6 +217,21 @@ class Sandbox(Protocol):
         """Read a file below the work folder; symlinks that lead out raise SandboxError."""
         ...
 
+    async def upload(self, path: str, archive: bytes) -> None:
+        """Put what a tar archive holds below a folder of the work folder, which is made; "." is all of it.
+
+        What is there under the same names is replaced. Raises SandboxError for an entry that would leave the
+        folder, or what exceeds the sandbox's limits; entries before it may be there then.
+        """
+        ...
+
+    async def download(self, path: str, max_bytes: int = 64 << 20, max_files: int = 10_000) -> bytes:
+        """Return a file or folder below the work folder as a tar archive; "." is all of it.
+
+        Links are never followed. Raises SandboxError when there is none, or beyond a limit.
+        """
+        ...
+
     async def terminate(self) -> None:
         """End every process and remove every file; idempotent."""
         ...

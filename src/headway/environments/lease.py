@@ -153,6 +153,14 @@ class SandboxLease:
         """Read a file; see `Sandbox`."""
         return await self._call(Call.read(path, max_bytes), Call.run)
 
+    async def upload(self, path: str, archive: bytes) -> None:
+        """Put what an archive holds into a folder; see `Sandbox`."""
+        await self._call(Call.upload(path, archive), Call.run)
+
+    async def download(self, path: str, max_bytes: int = 64 << 20, max_files: int = 10_000) -> bytes:
+        """Return a file or folder as an archive; see `Sandbox`."""
+        return await self._call(Call.download(path, max_bytes, max_files), Call.run)
+
     async def _call(self, call: Call, run: Callable[[Call, Sandbox], Awaitable[Any]]) -> Any:
         """Answer from the record, or do it and record it."""
         known = self.record.called(call)

@@ -40,7 +40,7 @@ class Said:
 class Call:
     """One call to the sandbox. `request` holds JSON values; bytes are base64."""
 
-    op: Literal["exec", "write", "read"]
+    op: Literal["exec", "write", "read", "upload", "download"]
     request: dict[str, Any]
     result: Any = None  # JSON: the ExecResult, the bytes read
     failed: str = ""  # the SandboxError's rule
@@ -64,6 +64,16 @@ class Call:
         """Return a read that is not done yet."""
         return cls("read", {"path": path, "max_bytes": max_bytes})
 
+    @classmethod
+    def upload(cls, path: str, archive: bytes) -> Call:
+        """Return an upload that is not done yet."""
+        return cls("upload", {"path": path, "archive": _text(archive)})
+
+    @classmethod
+    def download(cls, path: str, max_bytes: int, max_files: int) -> Call:
+        """Return a download that is not done yet."""
+        return cls("download", {"path": path, "max_bytes": max_bytes, "max_files": max_files})
+
     async def run(self, sandbox: Sandbox) -> Any:
         """Do it and return what the sandbox returns, an ExecResult, bytes or None."""
         request = self.request
@@ -71,6 +81,10 @@ class Call:
             return await sandbox.write(request["path"], b64decode(request["data"]))
         if self.op == "read":
             return await sandbox.read(request["path"], request["max_bytes"])
+        if self.op == "upload":
+            return await sandbox.upload(request["path"], b64decode(request["archive"]))
+        if self.op == "download":
+            return await sandbox.download(request["path"], request["max_bytes"], request["max_files"])
         limits = None if request["limits"] is None else from_plain(ExecLimits, request["limits"])
         stdin = b64decode(request["stdin"])
         return await sandbox.exec(request["argv"], stdin=stdin, env=request["env"], limits=limits)
@@ -85,7 +99,7 @@ class Call:
             raise SandboxError(self.failed)
         if self.op == "exec":
             return from_plain(ExecResult, self.result)
-        return b64decode(self.result) if self.op == "read" else None
+        return b64decode(self.result) if self.op in ("read", "download") else None
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
 """Where a parked rollout is kept for another life: its partial payload and its sandbox's snapshots.
 
 For environments that declare `replay` or `snapshot`; one that declares `restart` leaves nothing here and
-begins anew. Snapshots lie in a store beside the payloads, each known by its run, rollout, attempt and turn, and
-by the newest and oldest policy version whose calls shaped the sandbox. Only the newest one of a rollout is
-kept, and none after its end: a record whose snapshot is gone is told in full instead.
+begins anew. Snapshots lie in a store beside the payloads, each known by its run, rollout, attempt and turn,
+and by the newest and oldest policy version whose calls shaped the sandbox. Only the newest one of a rollout
+is kept, and none after its end: a record whose snapshot is gone is told in full instead.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -27,11 +28,13 @@ from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee
 from headway.sandbox import files
 from headway.sandbox.blocking import to_its_end
+from headway.sandbox.images import Image, image_of
 from headway.sandbox.layout import SANDBOX_ENV, VIEW_TOOLS, Layout, find_bwrap
 from headway.sandbox.preflight import guarantees, unavailable
 from headway.sandbox.process import Limits, run_contained
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.store import Index, Store
+from headway.sandbox.tars import Allowance, pack, unpack
 from headway.sandbox.trees import copy_tree
 
 
@@ -45,13 +48,14 @@ class BubblewrapProvider:
         self._live: dict[str, BubblewrapSandbox] = {}
         self._stores: dict[Path, Store] = {}
         self._layout: Layout | None = None
+        self._image: Image | None = None
 
     async def preflight(self) -> list[Guarantee]:
         """Run one command and say what holds.
 
         Raises SandboxUnavailableError with the remedy when no command can run.
         """
-        layout = self.layout()
+        layout, image = self.layout(), await self.image()
         probe = BubblewrapSandbox("preflight", {"run": f"preflight-{os.getpid()}"}, self)
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
@@ -61,7 +65,8 @@ class BubblewrapProvider:
             await probe.terminate()
         if result.stdout != "ok\n":
             raise unavailable(result.stderr or f"python3 ended with {result.rc}")
-        return guarantees(pids=layout.drop_uid or os.geteuid() != 0)
+        copied = None if image is None else image.kind == "work"
+        return guarantees(pids=layout.drop_uid or os.geteuid() != 0, copied=copied)
 
     async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> BubblewrapSandbox:
         """Make a sandbox; label `run` names the run that `reap` would end it with."""
@@ -183,6 +188,15 @@ class BubblewrapProvider:
             self._layout = Layout(find_bwrap(), self._settings, drop_uid)
         return self._layout
 
+    async def image(self) -> Image | None:
+        """Return what every sandbox begins with, built at first use."""
+        if self._settings.image and self._image is None:
+            owner = self.layout().owner
+            self._image = await asyncio.to_thread(image_of, self._settings.image, owner)
+            if self._image is not None and self._image.kind == "python":
+                self._layout = replace(self.layout(), venv=str(self._image.path))
+        return self._image
+
     def root(self) -> Path:
         """Return the folder of all work folders, made and checked to be the caller's own."""
         if self._settings.directory:
@@ -236,7 +250,7 @@ class BubblewrapSandbox:
         """
         settings = self._provider.settings
         async with self._turn:
-            folder = self._work()
+            folder = await self._work()
             self._index.changed = True
             layout = self._provider.layout()
             wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
@@ -252,12 +266,12 @@ class BubblewrapSandbox:
         """Write a file below /work."""
         async with self._turn:
             self._index.changed = True
-            files.write_file(self._work(), path, data, self._provider.layout().owner)
+            files.write_file(await self._work(), path, data, self._provider.layout().owner)
 
     async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         """Return at most the first `max_bytes` of a file below /work; links are never followed."""
         async with self._turn:
-            return files.read_file(self._work(), path, max_bytes)
+            return files.read_file(await self._work(), path, max_bytes)
 
     @property
     def intact(self) -> bool:
@@ -272,7 +286,7 @@ class BubblewrapSandbox:
     async def take(self, store: Store, labels: Mapping[str, str]) -> str:
         """Store what is in the work folder; a command that runs ends first."""
         async with self._turn:
-            folder = self._whole_work()
+            folder = await self._whole_work()
             return await to_its_end(lambda: store.take(folder, labels, self._index))
 
     async def put(self, store: Store, digest: str) -> None:
@@ -285,7 +299,7 @@ class BubblewrapSandbox:
         """Give a new sandbox a copy of the work folder; a command that runs ends first."""
         owner = self._provider.layout().owner
         async with self._turn, other._turn:
-            folder = self._whole_work()
+            folder = await self._whole_work()
             await other._refill(lambda draft: copy_tree(folder, draft, owner))
 
     async def _refill(self, fill: Callable[[Path], None]) -> None:
@@ -323,9 +337,35 @@ class BubblewrapSandbox:
                 self._folder = None
         self._provider.forget(self._id)
 
-    def _work(self) -> Path:
+    async def upload(self, path: str, archive: bytes) -> None:
+        """Put what a tar archive holds below a folder of /work; see `Sandbox`."""
+        settings, owner = self._provider.settings, self._provider.layout().owner
+        limits = Allowance(settings.work_mb << 20, settings.max_files)
+        async with self._turn:
+            folder = await self._work()
+            self._index.changed = True
+
+            def work() -> None:
+                held, num_files = files.usage(folder, limits.max_bytes, limits.max_files)
+                limits.max_bytes, limits.max_files = limits.max_bytes - held, limits.max_files - num_files
+                unpack(archive, folder, path, owner, limits)
+
+            await to_its_end(work)
+
+    async def download(self, path: str, max_bytes: int = 64 << 20, max_files: int = 10_000) -> bytes:
+        """Return a file or folder of /work as a tar archive; see `Sandbox`."""
+        async with self._turn:
+            folder = await self._work()
+            return await to_its_end(lambda: pack(folder, path, Allowance(max_bytes, max_files)))
+
+    async def _work(self) -> Path:
         """Return the work folder, made at first use."""
-        if self._folder is None:
+        image = await self._provider.image()
+        if self._folder is None and image is not None and image.kind == "work":
+            owner = self._provider.layout().owner
+            await self._refill(lambda draft: copy_tree(image.path, draft, owner))
+            assert self._folder is not None
+        elif self._folder is None:
             folder = self._place()
             owner = self._provider.layout().owner
             try:
@@ -340,9 +380,9 @@ class BubblewrapSandbox:
             raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         return self._folder
 
-    def _whole_work(self) -> Path:
+    async def _whole_work(self) -> Path:
         """Return the work folder, and make sure that it is the one that was made."""
-        folder = self._work()
+        folder = await self._work()
         if not self.intact:
             raise SandboxError("what was done in the sandbox is gone", value=self._id)
         return folder

@@ -44,10 +44,14 @@ def read_file(root: Path | int, path: str, max_bytes: int) -> bytes:
             return file.read(max_bytes)
 
 
-def _parts(path: str) -> list[str]:
-    inside = path.removeprefix(WORK + "/") if path.startswith("/") else path
+def parts_of(path: str, *, whole: bool = False) -> list[str]:
+    """Return the names on the way to a path of the sandbox; `whole` allows the work folder itself, [].
+
+    Raises SandboxError for one that leads out.
+    """
+    inside = path.removeprefix(WORK).removeprefix("/") if f"{path}/".startswith(f"{WORK}/") else path
     parts = [part for part in inside.split("/") if part not in ("", ".")]
-    if inside.startswith("/") or not parts or ".." in parts or "\0" in path:
+    if inside.startswith("/") or not (parts or whole) or ".." in parts or "\0" in path:
         raise SandboxError(f"a sandbox path must lie below {WORK}", value=path)
     return parts
 
@@ -57,7 +61,7 @@ def _parent(
     root: Path | int, path: str, owner: int | None, *, make: bool = True
 ) -> Generator[tuple[int, str]]:
     """Open the folder that holds `path`, component by component."""
-    *folders, name = _parts(path)
+    *folders, name = parts_of(path)
     with ExitStack() as stack:
         try:
             at = open_root(root)

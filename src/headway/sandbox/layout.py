@@ -30,7 +30,8 @@ from headway.sandbox.settings import SandboxSettings
 
 READY = b"headway-sandbox-ready\n"
 WORK = "/work"
-SHIM = "/opt/headway/bin"  # where python3 is, whatever the host calls it
+VENV = "/opt/headway"  # a virtual environment, where an image is one
+SHIM = f"{VENV}/bin"  # where python3 is, whatever the host calls it
 SANDBOX_ENV = {"PATH": f"{SHIM}:/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "LANG": "C.UTF-8"}
 NOBODY = 65534
 VIEW_TOOLS = ("unshare", "setpriv", "mount")  # of util-linux; what root needs to give up its uid
@@ -74,6 +75,11 @@ shift
 """
 
 
+def interpreter() -> str:
+    """Return the path of the interpreter that every sandbox has as `python3`."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
 @dataclass(frozen=True, slots=True)
 class Bwrap:
     """A bubblewrap executable and the folders that it must see to run."""
@@ -113,6 +119,7 @@ class Layout:
     bwrap: Bwrap
     settings: SandboxSettings
     drop_uid: bool  # True for root: give up uid 0 first
+    venv: str = ""  # of an image, to be found at VENV
 
     @property
     def owner(self) -> int | None:
@@ -126,14 +133,17 @@ class Layout:
         the reading end of a pipe. The process must lead a process group.
         """
         if not self.drop_uid:
-            sources = {sys.base_prefix: sys.base_prefix, WORK: work}
+            sources = {sys.base_prefix: sys.base_prefix, WORK: work, VENV: self.venv}
             return [
                 *["/bin/sh", "-c", _GUARD + _RUN, "sh", str(life_fd)],
                 *[self.bwrap.path, *self._contained(sources, info_fd, life_fd), *self._start(command)],
             ]
         binary, *binds = self._visible_bwrap()
         binds += [work, "work"]
-        sources = {sys.base_prefix: sys.base_prefix, WORK: f"{_VIEW}/work"}
+        sources = {sys.base_prefix: sys.base_prefix, WORK: f"{_VIEW}/work", VENV: ""}
+        if self.venv:
+            binds += [self.venv, "venv"]
+            sources[VENV] = f"{_VIEW}/venv"
         if _needs_bind(sys.base_prefix):
             binds += [sys.base_prefix, "base"]
             sources[sys.base_prefix] = f"{_VIEW}/base"
@@ -170,14 +180,16 @@ class Layout:
     def _contained(self, sources: dict[str, str], info_fd: int, life_fd: int) -> list[str]:
         """The namespaces and mounts that the program lives in; `sources` says where two of them come from."""
         size = str(self.settings.tmpfs_mb << 20)
-        interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+        python = [*_folders(SHIM), "--symlink", interpreter(), f"{SHIM}/python3"]
+        if sources[VENV]:
+            python = [*_folders(os.path.dirname(VENV)), "--ro-bind", sources[VENV], VENV]
         return [
             *["--unshare-all", "--unshare-user", "--disable-userns", "--uid", "1000", "--gid", "1000"],
             *["--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL"],
             *_system(sources[sys.base_prefix]),
             *["--proc", "/proc", "--dev", "/dev", "--size", "1048576", "--tmpfs", "/dev/shm"],
             *["--size", size, "--tmpfs", "/tmp", "--bind", sources[WORK], WORK],
-            *[*_folders(SHIM), "--symlink", interpreter, f"{SHIM}/python3"],
+            *python,
             *["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK],
             # As its sync-fd, bubblewrap closes the controller's pipe before the program starts.
             *["--info-fd", str(info_fd), "--sync-fd", str(life_fd), "--"],

@@ -21,10 +21,12 @@ from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import ExecLimits, ExecResult, Guarantee
 from headway.sandbox import files
 from headway.sandbox.blocking import to_its_end
+from headway.sandbox.images import Image, image_of
 from headway.sandbox.preflight import local_guarantees, unavailable
 from headway.sandbox.programs import run_program
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.store import Index, Store
+from headway.sandbox.tars import Allowance, pack, unpack
 from headway.sandbox.trees import copy_tree
 from headway.sandbox.zygote import MODEL_UID, Cell, Zygote
 
@@ -39,6 +41,7 @@ class LocalProvider:
         self._live: dict[str, LocalSandbox] = {}
         self._stores: dict[Path, Store] = {}
         self._zygote: Zygote | None = None
+        self._image: Image | None = None  # of the zygote
         self._starting = asyncio.Lock()
 
     async def preflight(self) -> list[Guarantee]:
@@ -56,7 +59,11 @@ class LocalProvider:
         if result.stdout != "ok\n":
             raise unavailable(result.stderr or f"python3 ended with {result.rc}")
         zygote = await self.zygote()
-        return local_guarantees(pids=not zygote.single_uid or os.geteuid() != 0)
+        copied = self._image is not None and self._image.kind == "work" and not zygote.overlays
+        return local_guarantees(
+            pids=not zygote.single_uid or os.geteuid() != 0,
+            image=None if self._image is None else not copied,
+        )
 
     async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> LocalSandbox:
         """Make a sandbox; label `run` names the run that `reap` would end it with."""
@@ -158,13 +165,20 @@ class LocalProvider:
                     )
                 if self._zygote is not None:
                     self._zygote.close()
-                self._zygote = await Zygote.start(self._settings)
+                owner = MODEL_UID if os.geteuid() == 0 else None
+                self._image = await asyncio.to_thread(image_of, self._settings.image, owner)
+                self._zygote = await Zygote.start(self._settings, self._image)
             return self._zygote
 
     def close(self) -> None:
         """End the helper and with it every sandbox; idempotent. Happens by itself at the process's end."""
         if self._zygote is not None:
             self._zygote.close()
+
+    @property
+    def image(self) -> Image | None:
+        """What every sandbox begins with; known since the helper was started."""
+        return self._image
 
     @property
     def settings(self) -> SandboxSettings:
@@ -200,7 +214,7 @@ class LocalSandbox:
     ) -> ExecResult:
         """Run a command over the work folder; every process that it started ends with it.
 
-        Limits that are not given come from the settings. Raises SandboxError when it could not start.
+        Allowance that are not given come from the settings. Raises SandboxError when it could not start.
         """
         settings = self._provider.settings
         async with self._turn:
@@ -236,18 +250,22 @@ class LocalSandbox:
         """Store what is in the work folder; a command that runs ends first."""
         async with self._turn:
             cell = await self._made()
-            return await to_its_end(lambda: store.take(cell.work_fd, labels, self._index))
+            base = self._base(cell)
+            return await to_its_end(lambda: store.take(cell.state_fd, labels, self._index, base))
 
     async def put(self, store: Store, digest: str) -> None:
         """Hold what a snapshot does, and nothing else; a command that runs ends first."""
         async with self._turn:
-            await self._refill(lambda cell: store.put(digest, cell.work_fd, self._owner))
+            await self._refill(lambda cell: store.put(digest, cell.state_fd, self._owner, self._base(cell)))
 
     async def copy_to(self, other: LocalSandbox) -> None:
         """Give a new sandbox a copy of the work folder; a command that runs ends first."""
         async with self._turn, other._turn:
             source = await self._made()
-            await other._refill(lambda cell: copy_tree(source.work_fd, cell.work_fd, other._owner))
+            overlay = source.upper_fd is not None
+            await other._refill(
+                lambda cell: copy_tree(source.state_fd, cell.state_fd, other._owner, overlay=overlay)
+            )
 
     async def _refill(self, fill: Callable[[Cell], None]) -> None:
         """Go on with new namespaces whose empty work folder `fill` has filled, or as before when it fails."""
@@ -256,6 +274,7 @@ class LocalSandbox:
         cell = await self._new_cell()
         try:
             await to_its_end(lambda: fill(cell))
+            cell.refresh()
         except BaseException:
             await _whole(cell.end())
             raise
@@ -278,10 +297,38 @@ class LocalSandbox:
         if self._terminated:
             raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         if self._cell is None:
-            self._cell = await self._new_cell()
+            cell, image = await self._new_cell(), self._provider.image
+            if image is not None and image.kind == "work" and cell.upper_fd is None:
+                try:
+                    await to_its_end(lambda: copy_tree(image.path, cell.work_fd, self._owner))
+                except BaseException:
+                    await _whole(cell.end())
+                    raise
+            self._cell = cell
         elif not self._cell.alive:
             raise SandboxError("the sandbox's first process is gone, and its files with it", value=self._id)
         return self._cell
+
+    def _base(self, cell: Cell) -> str:
+        """Return the digest of the image that the work folder lies over, "" when it holds everything."""
+        image = self._provider.image
+        return image.digest if image is not None and cell.upper_fd is not None else ""
+
+    async def upload(self, path: str, archive: bytes) -> None:
+        """Put what a tar archive holds below a folder of /work; see `Sandbox`."""
+        settings = self._provider.settings
+        limits = Allowance(settings.work_mb << 20, settings.max_files)
+        async with self._turn:
+            cell = await self._made()
+            self._index.changed = True
+            await to_its_end(lambda: unpack(archive, cell.work_fd, path, self._owner, limits))
+
+    async def download(self, path: str, max_bytes: int = 64 << 20, max_files: int = 10_000) -> bytes:
+        """Return a file or folder of /work as a tar archive; see `Sandbox`."""
+        async with self._turn:
+            cell = await self._made()
+            # On a tmpfs nothing has to be opened for root; through an overlay that would copy it up.
+            return await to_its_end(lambda: pack(cell.work_fd, path, Allowance(max_bytes, max_files)))
 
     async def _new_cell(self) -> Cell:
         zygote = await self._provider.zygote()

@@ -39,8 +39,15 @@ def unavailable(said: str, sysctl: Callable[[str], str | None] = read_sysctl) ->
     )
 
 
-def guarantees(*, pids: bool) -> list[Guarantee]:
-    """Return what bubblewrap and resource limits give; `pids` says whether the process limit holds."""
+def guarantees(*, pids: bool, copied: bool | None = None) -> list[Guarantee]:
+    """Return what bubblewrap and resource limits give.
+
+    Args:
+        pids: whether the process limit holds.
+        copied: whether each sandbox holds a copy of the image; None without one.
+    """
+    remedy = "each sandbox holds a copy, which counts as its own files; the local provider shares one"
+    image = [Guarantee("image", "best-effort", remedy) if copied else Guarantee("image", "enforced")]
     cgroups = (
         "a memory limit for the whole sandbox needs a delegated cgroup v2, which this provider does not use"
     )
@@ -67,11 +74,18 @@ def guarantees(*, pids: bool) -> list[Guarantee]:
         else Guarantee(
             "pids", "absent", "Install util-linux (unshare, setpriv, mount), or run as an ordinary user"
         ),
+        *([] if copied is None else image),
     ]
 
 
-def local_guarantees(*, pids: bool) -> list[Guarantee]:
-    """Return what the local provider's helper gives; `pids` says whether the process limit holds."""
+def local_guarantees(*, pids: bool, image: bool | None = None) -> list[Guarantee]:
+    """Return what the local provider's helper gives.
+
+    Args:
+        pids: whether the process limit holds.
+        image: whether all sandboxes share the image; None without one.
+    """
+    shared = [] if image is None else [_SHARED if image else _COPIED]
     enforced = (
         "network", "host_files", "environment", "wall", "output", "nested_namespaces", "file_size", "disk",
         "files", "first_process", "syscalls", "snapshot",
@@ -88,4 +102,14 @@ def local_guarantees(*, pids: bool) -> list[Guarantee]:
         Guarantee("pids", "enforced")
         if pids
         else Guarantee("pids", "absent", "Run as an ordinary user, or as root with CAP_SYS_ADMIN"),
+        *shared,
     ]
+
+
+_SHARED = Guarantee("image", "enforced")
+_COPIED = Guarantee(
+    "image",
+    "best-effort",
+    "each sandbox holds a copy, which counts as its own files; sharing one needs overlayfs over a tmpfs with "
+    "user attributes (Linux 6.6)",
+)

@@ -20,11 +20,11 @@ from headway.core.errors import SandboxError
 from headway.core.protocols import Cause, ExecLimits, ExecResult
 from headway.sandbox.causes import exit_cause, signal_cause
 from headway.sandbox.collector import Collector
-from headway.sandbox.layout import SANDBOX_ENV, SHIM
-from headway.sandbox.zygote import Cell, Ending, interpreter
+from headway.sandbox.layout import SANDBOX_ENV, SHIM, interpreter
 
 if TYPE_CHECKING:
     from headway.sandbox.settings import SandboxSettings
+    from headway.sandbox.zygote import Cell, Ending
 
 _GONE_S = 5.0  # for killed processes to be gone
 _DRAIN_S = 1.0  # for what they wrote before

@@ -39,10 +39,13 @@ class Entry:
     info: os.stat_result
     folder: int  # descriptor of the folder that holds it, or of the one that ends; open until the next step
     opaque: bool = False  # of "up"
+    ours: bool = True
 
 
-def walk(root: Path | int, *, overlay: bool = False) -> Iterator[Entry]:
+def walk(root: Path | int, *, overlay: bool = False, ours: bool = True) -> Iterator[Entry]:
     """Yield what is below `root`, each folder's entries by name; the last step is out of the root.
+
+    What cannot be read is opened for the walk and closed again where the tree is `ours`, a sandbox's.
 
     Raises OSError for what cannot be read.
     """
@@ -63,12 +66,12 @@ def walk(root: Path | int, *, overlay: bool = False) -> Iterator[Entry]:
                     if entry.is_dir(follow_symlinks=False):
                         folders.append((entry.name, about))
                     elif (kind := _kind(about, overlay)) is not None:
-                        yield Entry(kind, entry.name, about, here)
+                        yield Entry(kind, entry.name, about, here, ours=ours)
                 folders.reverse()
             if folders:
                 below, about = folders.pop()
                 yield Entry("folder", below, about, here)
-                if about.st_mode & 0o500 != 0o500:  # opened for the walk, closed again below
+                if ours and about.st_mode & 0o500 != 0o500:
                     os.chmod(below, stat.S_IMODE(about.st_mode) | 0o500, dir_fd=here)
                 path.append((name, info, folders))
                 name, info, here, entering = below, about, move(here, below), True
@@ -79,7 +82,7 @@ def walk(root: Path | int, *, overlay: bool = False) -> Iterator[Entry]:
             ended, was = name, info
             name, info, folders = path.pop()
             here, entering = move(here, ".."), False
-            if was.st_mode & 0o500 != 0o500:
+            if ours and was.st_mode & 0o500 != 0o500:
                 os.chmod(ended, stat.S_IMODE(was.st_mode), dir_fd=here)
     finally:
         os.close(here)
@@ -110,7 +113,7 @@ def _is_opaque(folder: int) -> bool:
 def opened(entry: Entry) -> Generator[int]:
     """Open a file of a walk for reading."""
     info, folder, name = entry.info, entry.folder, entry.name
-    closed = not info.st_mode & 0o400 and os.geteuid() != 0
+    closed = entry.ours and not info.st_mode & 0o400 and os.geteuid() != 0
     if closed:
         os.chmod(name, stat.S_IMODE(info.st_mode) | 0o400, dir_fd=folder)
     try:
@@ -192,15 +195,19 @@ class Filler:
         os.utime(fd, ns=(mtime_ns, mtime_ns))
 
 
-def copy_tree(source: Path | int, target: Path | int, owner: int | None, *, overlay: bool = False) -> None:
+def copy_tree(
+    source: Path | int, target: Path | int, owner: int | None, *, overlay: bool = False, ours: bool = True
+) -> None:
     """Copy what is in folder `source` into the empty folder `target`; either may be an open descriptor.
+
+    `overlay` and `ours` as of `walk`.
 
     Raises SandboxError when the source cannot be read or the target not be written.
     """
     try:
         filler = Filler(target, owner)
         try:
-            for entry in walk(source, overlay=overlay):
+            for entry in walk(source, overlay=overlay, ours=ours):
                 _copy(entry, filler)
         finally:
             filler.close()

@@ -18,7 +18,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import weakref
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
@@ -26,10 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from headway.core.errors import SandboxError
-from headway.sandbox.layout import SANDBOX_ENV, SHIM, bound_paths
+from headway.sandbox.layout import SANDBOX_ENV, SHIM, VENV, bound_paths, interpreter
 from headway.sandbox.native.build import helper
 
 if TYPE_CHECKING:
+    from headway.sandbox.images import Image
     from headway.sandbox.settings import SandboxSettings
 
 MODEL_UID = 65534  # outside, of what a model starts, where root makes the sandboxes
@@ -39,11 +39,6 @@ _MAX_REQUEST_BYTES = 190_000
 _PRELOADED = Path(__file__).with_name("native") / "preloaded.py"
 _T = TypeVar("_T")
 _ENDING = struct.Struct("=cB2xiQQII")
-
-
-def interpreter() -> str:
-    """Return the path of the interpreter that every sandbox has as `python3`."""
-    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +58,11 @@ class Zygote:
     def __init__(self, settings: SandboxSettings, program: Path) -> None:
         self._settings = settings
         self.loop = asyncio.get_running_loop()
-        self._waiting: dict[int, asyncio.Future[tuple[int, int]]] = {}
+        self._waiting: dict[int, asyncio.Future[list[int]]] = {}
         self._number = 0
         self._ready: asyncio.Future[str] = self.loop.create_future()
         self.single_uid = True
+        self.overlays = False  # whether work folders lie over the image
         self.ended = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -77,7 +73,7 @@ class Zygote:
         self.loop.add_reader(ours, self._read)
 
     @classmethod
-    async def start(cls, settings: SandboxSettings) -> Zygote:
+    async def start(cls, settings: SandboxSettings, image: Image | None = None) -> Zygote:
         """Build the helper if need be, start it, and wait until it is ready.
 
         Raises SandboxUnavailableError without a compiler, SandboxError with what the helper said.
@@ -85,12 +81,12 @@ class Zygote:
         program = await asyncio.to_thread(helper, "library" if settings.preload_python else "program")
         zygote = cls(settings, program)
         try:
-            zygote._socket.send(_config(settings))
+            zygote._socket.send(_config(settings, image))
             ready = await _within(settings.start_timeout_s, zygote._ready)
         except BaseException:
             zygote.close()
             raise
-        zygote.single_uid = ready == "u"
+        zygote.single_uid, zygote.overlays = ready[0] == "u", ready[1] == "o"
         return zygote
 
     async def make(self) -> Cell:
@@ -102,14 +98,14 @@ class Zygote:
         ours.setblocking(False)
         self._number += 1
         number = self._number
-        made: asyncio.Future[tuple[int, int]] = self.loop.create_future()
+        made: asyncio.Future[list[int]] = self.loop.create_future()
         self._waiting[number] = made
         try:
             with theirs:
                 if self.ended:
                     raise SandboxError("the sandboxes' helper has ended")
                 await self._send(struct.pack("=cI", b"C", number), theirs.fileno())
-            pid_fd, work_fd = await _within(self._settings.start_timeout_s, made)
+            fds = await _within(self._settings.start_timeout_s, made)
         except BaseException:
             ours.close()  # at whose end the sandbox ends
             if made.done() and not made.cancelled() and made.exception() is None:
@@ -118,7 +114,7 @@ class Zygote:
             raise
         finally:
             self._waiting.pop(number, None)
-        cell = Cell(ours, pid_fd, work_fd)
+        cell = Cell(ours, *fds)
         try:
             await _within(self._settings.start_timeout_s, cell.ready)
         except BaseException:
@@ -154,7 +150,7 @@ class Zygote:
         kind, rest = data[:1], data[5:].decode(errors="replace")
         if kind in (b"R", b"E") and not self._ready.done():
             if kind == b"R":
-                self._ready.set_result(data[1:2].decode())
+                self._ready.set_result(data[1:3].decode())
             else:
                 self._ready.set_exception(SandboxError(data[1:].decode(errors="replace")))
         elif kind in (b"c", b"e"):
@@ -163,7 +159,7 @@ class Zygote:
                 for fd in fds:
                     os.close(fd)
             elif kind == b"c":
-                waiting.set_result((fds[0], fds[1]))
+                waiting.set_result(list(fds))
             else:
                 waiting.set_exception(SandboxError(f"a sandbox could not be made: {rest}"))
         elif not data:
@@ -174,18 +170,32 @@ class Zygote:
 
 
 class Cell:
-    """The first process of one sandbox, and the sandbox's work folder as an open descriptor."""
+    """The first process of one sandbox, and the sandbox's work folder as an open descriptor.
 
-    def __init__(self, ours: socket.socket, pid_fd: int, work_fd: int) -> None:
+    `upper_fd` is the folder that holds what differs from the image, where an overlay has one.
+    """
+
+    def __init__(self, ours: socket.socket, pid_fd: int, work_fd: int, upper_fd: int | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = ours
         self._pid_fd = pid_fd
         self.work_fd = work_fd
+        self.upper_fd = upper_fd
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self._started: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[Ending] | None = None
         self._closed = False
         self._loop.add_reader(ours, self._read)
+
+    @property
+    def state_fd(self) -> int:
+        """The folder that holds what was done here: the overlay's upper folder, or the work folder itself."""
+        return self.work_fd if self.upper_fd is None else self.upper_fd
+
+    def refresh(self) -> None:
+        """Let an overlay know the mode of its top folder, after its upper folder was filled unseen."""
+        if self.upper_fd is not None:
+            os.fchmod(self.work_fd, os.fstat(self.upper_fd).st_mode & 0o7777)
 
     @property
     def alive(self) -> bool:
@@ -254,6 +264,8 @@ class Cell:
         finally:
             os.close(self._pid_fd)
             os.close(self.work_fd)
+            if self.upper_fd is not None:
+                os.close(self.upper_fd)
 
     def _read(self) -> None:
         try:
@@ -332,7 +344,7 @@ def _end(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _config(settings: SandboxSettings) -> bytes:
+def _config(settings: SandboxSettings, image: Image | None) -> bytes:
     """What the helper is told once."""
     work_bytes = settings.work_mb << 20
     lines = [
@@ -350,6 +362,12 @@ def _config(settings: SandboxSettings) -> bytes:
     ]
     binds, links = bound_paths()
     lines += [f"bind={path}" for path in binds]
-    for path, target in (*links, (f"{SHIM}/python3", interpreter())):
+    if image is not None and image.kind == "python":
+        lines += [f"bind={image.path}", f"at={VENV}"]
+    else:
+        links.append((f"{SHIM}/python3", interpreter()))
+        if image is not None:
+            lines.append(f"image={image.path}")
+    for path, target in links:
         lines += [f"link={path}", f"target={target}"]
     return b"".join(os.fsencode(line) + b"\0" for line in lines)

@@ -6,18 +6,16 @@ an atomic rename, so that two processes may build at once and a changed source n
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import Literal
 
 from headway.core.errors import SandboxUnavailableError
+from headway.sandbox.cache import cache_folder
 
 _SOURCE = Path(__file__).with_name("cell.c")
 _FLAGS = ("-O2", "-std=gnu11", "-fno-strict-aliasing", "-fstack-protector-strong")
@@ -35,28 +33,10 @@ def helper(kind: Kind) -> Path:
     source = _SOURCE.read_bytes()
     parts = [source, " ".join(_FLAGS).encode(), platform.machine().encode(), platform.libc_ver()[1].encode()]
     name = "cell" if kind == "program" else "cell.so"
-    built = _cache() / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16] / name
+    built = cache_folder("native", _FALLBACK) / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16] / name
     if not built.exists():
         _build(kind, built)
     return built
-
-
-def _cache() -> Path:
-    """Return a folder that is the caller's own: whoever can write to it decides what runs."""
-    home = os.path.expanduser("~")
-    tried = [Path(home, ".cache", "headway", "native")] if os.access(home, os.W_OK) else []
-    tried.append(Path(tempfile.gettempdir(), f"headway-native-{os.geteuid()}"))
-    for folder in tried:
-        with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            info = folder.lstat()
-            if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o022:
-                return folder
-    raise SandboxUnavailableError(
-        "the local sandbox's helper needs a cache folder that nobody else can write to",
-        value=" or ".join(map(str, tried)),
-        remedy=f"Make your home folder writable, {_FALLBACK}",
-    )
 
 
 def _build(kind: Kind, built: Path) -> None:

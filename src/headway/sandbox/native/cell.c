@@ -47,6 +47,7 @@
 #include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #ifndef SYS_open_tree
@@ -71,6 +72,9 @@
 #define CHILD_STACK (256 * 1024)
 #define WATCH_MS 100
 #define MODEL 1000 /* uid and gid of programs inside */
+#define IMAGE "/run/headway/image"
+#define SPACE "/run/headway/space" /* the zygote's own while it makes a work folder */
+#define UPPER SPACE "/upper"
 
 /* Not in every libc's headers. */
 struct cell_mount_attr {
@@ -90,8 +94,9 @@ static struct {
   unsigned int init_uid, model_uid; /* outside; 0 for "the caller's own, and no other" */
   int single_uid;                   /* one uid is mapped, init and model share it */
   int num_binds, num_links;
+  const char *image; /* folder that every work folder begins with, found below an overlay; 0 for none */
   struct {
-    const char *path;
+    const char *path, *at; /* on the host, and inside where that is another name */
     int tree;
   } binds[MAX_BINDS];
   struct {
@@ -604,6 +609,8 @@ static void read_config(void) {
     unsigned long long number = strtoull(value, 0, 10);
 #define NUMBER(name) else if (!strcmp(at, #name)) config.name = number
     if (!strcmp(at, "bind") && config.num_binds < MAX_BINDS) config.binds[config.num_binds++].path = value;
+    else if (!strcmp(at, "at") && config.num_binds) config.binds[config.num_binds - 1].at = value;
+    else if (!strcmp(at, "image")) config.image = value;
     else if (!strcmp(at, "link") && config.num_links < MAX_BINDS) config.links[config.num_links++].path = value;
     else if (!strcmp(at, "target") && config.num_links) config.links[config.num_links - 1].target = value;
     NUMBER(work_bytes);
@@ -687,7 +694,7 @@ static void build_root(void) {
                                    {"/proc/self/fd/2", "/dev/stderr"}};
   const char *root = "/tmp";
   char path[4200];
-  int trees[5], proc;
+  int trees[5], proc, image = -1;
   struct stat info;
   umask(022);
   for (int i = 0; i < config.num_binds; i++)
@@ -697,6 +704,7 @@ static void build_root(void) {
     trees[i] = take_tree(path, ATTR_RDONLY | ATTR_NOSUID | ATTR_NOEXEC);
   }
   proc = take_tree("/proc", 0);
+  if (config.image) image = take_tree(config.image, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV);
   if (mount("headway", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m,nr_inodes=4096")) die("a root");
   for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
     snprintf(path, sizeof path, "%s%s", root, own[i]);
@@ -709,7 +717,7 @@ static void build_root(void) {
   }
   for (int i = 0; i < config.num_binds; i++) {
     if (fstatat(config.binds[i].tree, "", &info, AT_EMPTY_PATH)) die("%s", config.binds[i].path);
-    snprintf(path, sizeof path, "%s%s", root, config.binds[i].path);
+    snprintf(path, sizeof path, "%s%s", root, config.binds[i].at ? config.binds[i].at : config.binds[i].path);
     put_tree(config.binds[i].tree, path, S_ISDIR(info.st_mode));
   }
   for (int i = 0; i < 5; i++) {
@@ -728,26 +736,72 @@ static void build_root(void) {
   put_text(path, "127.0.0.1 localhost sandbox\n::1 localhost\n");
   snprintf(path, sizeof path, "%s/proc", root);
   put_tree(proc, path, 1);
+  snprintf(path, sizeof path, "%s" UPPER, root);
+  make_folders(path);
+  snprintf(path, sizeof path, "%s" IMAGE, root);
+  if (config.image) put_tree(image, path, 1);
   struct cell_mount_attr set = {.attr_set = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV};
   if (syscall(SYS_mount_setattr, AT_FDCWD, root, 0, &set, sizeof set)) die("a read-only root");
   if (chdir(root) || syscall(SYS_pivot_root, ".", ".")) die("pivot_root");
   if (umount2(".", MNT_DETACH) || chdir("/")) die("leaving the host's root");
 }
 
-/* Answers "C" u32 with a sandbox: "c" u32 and its first process and its work folder, or "e" u32 and why not. */
+/* Mounts a work folder at /work and opens it; returns 0, or -1 and the step that failed. Over an image it is an
+ * overlay, whose upper folder is opened as well: it holds what was changed, on a tmpfs with the same caps. */
+static int make_work(int *work, int *upper, const char **step) {
+  char options[200];
+  unsigned int owner = config.single_uid ? 0 : config.model_uid;
+  const char *place = config.image ? SPACE : "/work";
+  *step = "a tmpfs for the work folder";
+  snprintf(options, sizeof options, "size=%llu,nr_inodes=%llu,mode=700,uid=%u,gid=%u", config.work_bytes,
+           config.work_files + (config.image ? 4 : 1), owner, owner);
+  if (mount("work", place, "tmpfs", MS_NOSUID | MS_NODEV, options)) return -1;
+  if (config.image) {
+    *step = "an overlay for the work folder";
+    int failed = mkdir(UPPER, 0700) || chown(UPPER, owner, owner) || mkdir(SPACE "/work", 0700) ||
+                 mount("work", "/work", "overlay", MS_NOSUID | MS_NODEV,
+                       "lowerdir=" IMAGE ",upperdir=" UPPER ",workdir=" SPACE "/work,userxattr,index=off,metacopy=off");
+    if (!failed) *upper = open(UPPER, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int why = errno;
+    umount2(SPACE, MNT_DETACH); /* the overlay holds it */
+    errno = why;
+    if (failed) return -1;
+    if (*upper < 0) goto failed;
+  }
+  *work = open("/work", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (*work >= 0) return 0;
+failed:;
+  int why = errno;
+  umount2("/work", MNT_DETACH);
+  errno = why;
+  return -1;
+}
+
+/* Whether work folders can lie over the image: the kernel and the owner of its files allow it. */
+static int try_image(void) {
+  int work = -1, upper = -1;
+  const char *step;
+  struct stat info;
+  if (stat(IMAGE, &info) || info.st_uid != (config.single_uid ? 0 : config.model_uid)) return 0;
+  /* Without it, a folder of the image that was removed could not be made again. */
+  int done = make_work(&work, &upper, &step) == 0 && fsetxattr(upper, "user.overlay.opaque", "n", 1, 0) == 0;
+  if (work >= 0) umount2("/work", MNT_DETACH);
+  if (work >= 0) close(work);
+  if (upper >= 0) close(upper);
+  return done;
+}
+
+/* Answers "C" u32 with a sandbox: "c" u32 and its first process and its work folder (and the upper folder of
+ * that), or "e" u32 and why not. */
 static int make_sandbox(int socket) {
   char answer[300], path[64], text[64];
-  int made[2], mapped[2] = {-1, -1}, pid_fd = -1, work = -1;
-  const char *step = "a tmpfs for the work folder";
+  int made[3], mapped[2] = {-1, -1}, pid_fd = -1, work = -1, upper = -1;
+  const char *step;
   int mounted = 0;
   pid_t pid = -1;
   memcpy(answer, message, 5);
-  snprintf(answer + 5, sizeof answer - 5, "size=%llu,nr_inodes=%llu,mode=700,uid=%u,gid=%u", config.work_bytes,
-           config.work_files + 1, config.single_uid ? 0 : config.model_uid, config.single_uid ? 0 : config.model_uid);
-  if (mount("work", "/work", "tmpfs", MS_NOSUID | MS_NODEV, answer + 5)) goto failed;
+  if (make_work(&work, &upper, &step)) goto failed;
   mounted = 1;
-  work = open("/work", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (work < 0) goto failed;
   step = "a pipe";
   if (pipe2(mapped, O_CLOEXEC)) goto failed;
   step = "new namespaces";
@@ -775,7 +829,8 @@ static int make_sandbox(int socket) {
   answer[0] = 'c';
   made[0] = pid_fd;
   made[1] = work;
-  if (send_message(control, answer, 5, made, 2)) _exit(0);
+  made[2] = upper;
+  if (send_message(control, answer, 5, made, upper < 0 ? 2 : 3)) _exit(0);
   goto done;
 failed:
   answer[0] = 'e';
@@ -786,6 +841,7 @@ failed:
 done:
   close(socket);
   if (work >= 0) close(work);
+  if (upper >= 0) close(upper);
   if (pid_fd >= 0) close(pid_fd);
   if (mapped[0] >= 0) close(mapped[0]);
   if (mapped[1] >= 0) close(mapped[1]);
@@ -823,8 +879,9 @@ int cell_serve(int socket, int preloaded) {
   build_filter();
   build_root();
   signal(SIGCHLD, SIG_IGN); /* nobody waits for a sandbox's first process: the controller watches its pidfd */
-  char ready[2] = {'R', config.single_uid ? 'u' : 'r'};
-  if (send_message(control, ready, 2, 0, 0)) _exit(0);
+  if (config.image && !try_image()) config.image = 0;
+  char ready[3] = {'R', config.single_uid ? 'u' : 'r', config.image ? 'o' : 'p'};
+  if (send_message(control, ready, 3, 0, 0)) _exit(0);
   for (;;) {
     int fds[4], num_fds;
     ssize_t size = receive_message(control, fds, &num_fds);

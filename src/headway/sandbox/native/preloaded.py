@@ -61,6 +61,10 @@ def _run(argv: list[str]) -> int:
         flags += rest.pop(0)[1:]
     sys.orig_argv = argv
     sys.dont_write_bytecode = "B" in flags
+    named = argv[0] in ("python3", "/opt/headway/bin/python3")
+    if named and os.path.exists("/opt/headway/pyvenv.cfg"):  # an image is a virtual environment
+        sys.executable = "/opt/headway/bin/python3"
+        sys.prefix = sys.exec_prefix = "/opt/headway"
     if "S" not in flags:
         import site
 
