@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections import namedtuple
 from unittest.mock import AsyncMock, Mock
@@ -272,7 +273,7 @@ def test_processes_that_there_may_still_be(tmp_path):
 @pytest.mark.parametrize("provider", ["bubblewrap", "local"])
 def test_a_sandbox_is_made_used_and_ended(checkpoint, tmp_path, provider):
     here = (f"sandbox.directory={tmp_path}/sandboxes", f"sandbox.provider={provider}")
-    findings = found(subject(checkpoint, *CODE, *here), "environment", "sandbox")
+    findings = found(subject(checkpoint, *CODE, *here), "environment", "image", "sandbox")
     assert [one.level for one in findings] == ["ok"] * 3
     assert findings[0].text.startswith("a command ran in it; ")
     assert re.fullmatch(
@@ -282,15 +283,47 @@ def test_a_sandbox_is_made_used_and_ended(checkpoint, tmp_path, provider):
     )
     assert findings[2].text == "its clock shows this machine's time"
     assert not list(tmp_path.glob("sandboxes/*/*"))
-    assert "no environment" in only(found(subject(checkpoint), "environment", "sandbox"), "ok").text
+    assert "no environment" in only(found(subject(checkpoint), "environment", "image", "sandbox"), "ok").text
 
 
 def test_a_sandbox_that_cannot_be_made(checkpoint, tmp_path):
     (tmp_path / "file").touch()
     findings = found(
-        subject(checkpoint, *CODE, f"sandbox.directory={tmp_path}/file/x"), "environment", "sandbox"
+        subject(checkpoint, *CODE, f"sandbox.directory={tmp_path}/file/x"), "environment", "image", "sandbox"
     )
     assert only(findings, "error").error is not None
+
+
+def test_what_a_sandbox_begins_with(checkpoint, tmp_path):
+    def look(image):
+        return only(found(subject(checkpoint, *CODE, f"sandbox.image={image}"), "image"), expected)
+
+    expected = "ok"
+    assert look("").text == "none: a sandbox begins with an empty folder"
+    (tmp_path / "files").mkdir()
+    (tmp_path / "needs.txt").write_text("")
+    with tarfile.open(tmp_path / "files.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "files", "files")
+    assert look(tmp_path / "files").text == f"{tmp_path}/files, a folder"
+    assert look(tmp_path / "needs.txt").text == f"{tmp_path}/needs.txt, a requirements file"
+    assert look(tmp_path / "files.tar.gz").text == f"{tmp_path}/files.tar.gz, an archive"
+    assert "no environment" in only(found(subject(checkpoint), "image"), "ok").text
+    expected = "error"
+    (tmp_path / "files.zip").write_bytes(b"PK")
+    for name in ("files.zip", "none"):
+        finding = look(tmp_path / name)
+        assert (finding.key, finding.value) == ("sandbox.image", f"{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize("provider", ["bubblewrap", "local"])
+def test_a_sandbox_is_tried_with_its_image(checkpoint, tmp_path, monkeypatch, provider):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "data").write_text("x")
+    given = (f"sandbox.image={tmp_path}/files", f"sandbox.provider={provider}")
+    here = f"sandbox.directory={tmp_path}/sandboxes"
+    findings = found(subject(checkpoint, *CODE, *given, here), "environment", "image", "sandbox")
+    assert [one.level for one in findings] == ["ok"] * 3
 
 
 def test_what_dead_runs_left_behind(checkpoint, tmp_path, monkeypatch):
@@ -348,7 +381,7 @@ def test_a_slow_start_a_wrong_clock_and_a_sandbox_that_stays_are_told(checkpoint
     monkeypatch.setattr(sandboxes, "make_provider", lambda settings: provider)
 
     def look():
-        return found(subject(checkpoint, *CODE), "environment", "sandbox")
+        return found(subject(checkpoint, *CODE), "environment", "image", "sandbox")
 
     assert [one.level for one in look()] == ["ok"] * 3
     provider.ahead_s = -90.0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tarfile
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.clock import stopwatch, wall_time
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 _SLOW_S = 1.0  # to a first output: it is felt in every rollout
 _WRONG_CLOCK_S = 1.0
 _RUNS_NAMED = 3
+_IMAGES_OF_FILES: tuple[str, ...] = ("bubblewrap", "local", "unsafe-local")
 _UNUSED = "no environment of this run uses one"
 
 
@@ -72,6 +75,41 @@ class _Tried:
     ended_s: float
     clock_s: float  # that its clock is ahead of ours, 0 where it is between the two times that ours showed
     left: int  # that the provider still lists
+
+
+def image(subject: Subject) -> Iterator[Finding]:
+    """What every sandbox begins with is there; the check that makes one builds it."""
+    settings = subject.config.sandbox
+    provider: str = settings.provider
+    if not uses_sandbox(subject.config):
+        yield ok(_UNUSED)
+    elif provider not in _IMAGES_OF_FILES:
+        yield ok(f"{settings.image or 'none'}, which {provider} looks for itself")
+    elif not settings.image:
+        yield ok("none: a sandbox begins with an empty folder")
+    else:
+        path = Path(settings.image).expanduser().absolute()
+        kind = "folder" if path.is_dir() else "requirements file" if path.suffix == ".txt" else "archive"
+        if not os.access(path, os.R_OK):
+            yield from failed(
+                SandboxUnavailableError(
+                    "what every sandbox begins with must be there and readable",
+                    value=str(path),
+                    remedy="Give a folder, a tar archive or a requirements file (*.txt), or leave it empty",
+                    key="sandbox.image",
+                )
+            )
+        elif kind == "archive" and not (path.is_file() and tarfile.is_tarfile(path)):
+            yield from failed(
+                SandboxUnavailableError(
+                    "an image that is a file must be a tar archive or a requirements file (*.txt)",
+                    value=str(path),
+                    remedy="Pack it with tar, or give the folder itself",
+                    key="sandbox.image",
+                )
+            )
+        else:
+            yield ok(f"{path}, a {kind}" if kind != "archive" else f"{path}, an archive")
 
 
 def left_over(subject: Subject) -> Iterator[Finding]:
