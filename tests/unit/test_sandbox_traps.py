@@ -143,7 +143,8 @@ def controller(name, folder, marker, *, count, daemons):
         module=module, name=PROVIDERS[name].__name__, folder=str(folder / "sandboxes"), marker=marker,
         count=count, daemons=daemons,
     )  # fmt: skip
-    env = os.environ | {"PYTHONPATH": str(Path(headway.__file__).parent.parent)}
+    source = str(Path(headway.__file__).parent.parent)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)], env=env, stdout=subprocess.PIPE, text=True
     )
