@@ -35,6 +35,14 @@ def bytes_each(settings: SandboxSettings) -> int:
     return (settings.memory_mb + kept) * _MIB
 
 
+def taken(live: int, settings: SandboxSettings) -> str:
+    """Return what so many take of this machine, to go on a sentence with; "" for those elsewhere."""
+    provider: str = settings.provider
+    if provider in _ELSEWHERE:
+        return ""
+    return f"; at their limits {live} take {size(live * bytes_each(settings))} of memory"
+
+
 def limits(live: int, settings: SandboxSettings) -> Iterator[Finding]:
     """Yield what does not suffice for `live` sandboxes at once."""
     provider: str = settings.provider

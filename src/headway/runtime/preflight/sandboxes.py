@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from headway.core.clock import stopwatch, wall_time
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import Guarantee
-from headway.core.storage import size
 from headway.matching.memory import rollouts_in_flight
 from headway.queue.settings import verify_places
 from headway.runtime.preflight.findings import Finding, failed, ok, warning
 from headway.runtime.preflight.machine import uses_sandbox
-from headway.runtime.preflight.sandbox_limits import bytes_each, limits
+from headway.runtime.preflight.sandbox_limits import limits, taken
 from headway.sandbox.leases import read_books
 from headway.sandbox.providers import make_provider
 
@@ -61,7 +60,7 @@ def quota(subject: Subject) -> Iterator[Finding]:
     if not findings:
         yield ok(
             f"{places} rollouts hold a sandbox at once, of {in_flight} in flight; {kept} more places are for "
-            f"verifiers; at their limits {live} take {size(live * bytes_each(config.sandbox))} of memory"
+            f"verifiers{taken(live, config.sandbox)}"
         )
 
 
@@ -84,7 +83,8 @@ def image(subject: Subject) -> Iterator[Finding]:
     if not uses_sandbox(subject.config):
         yield ok(_UNUSED)
     elif provider not in _IMAGES_OF_FILES:
-        yield ok(f"{settings.image or 'none'}, which {provider} looks for itself")
+        named: str = getattr(settings, "container_image", "") or "none"
+        yield ok(f"{named}, which {provider} looks for itself")
     elif not settings.image:
         yield ok("none: a sandbox begins with an empty folder")
     else:
