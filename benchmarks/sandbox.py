@@ -1,5 +1,7 @@
 """Sandboxes: time to first output against a plain subprocess and plain bubblewrap, and many live at once.
 
+And states: snapshots of a sandbox with nothing and with 100 of 500 files changed, restore, fork, reset.
+
 Run: make bench-sandbox. Contestants take turns, so that a busy machine slows all of them; medians in ms, and
 ratios to the plain subprocess of the same round. `cold` makes the sandbox, `warm` made it ahead; both run one
 command in a fresh sandbox and read its output. The last line is JSON.
@@ -13,6 +15,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -146,6 +149,74 @@ async def live(count: int, *, preload: bool) -> dict[str, float]:
     }
 
 
+MAKE = (
+    "import os\n"
+    "for n in range(500):\n"
+    "    os.makedirs(f'd{n // 25}', exist_ok=True)\n"
+    "    with open(f'd{n // 25}/f{n}', 'wb') as f: f.write(os.urandom(36 << 10))\n"
+)
+CHANGE = (
+    "import os, random\n"
+    "for n in random.sample(range(500), 100):\n"
+    "    with open(f'd{n // 25}/f{n}', 'wb') as f: f.write(os.urandom(16 << 10))\n"
+)
+
+
+async def states(rounds: int, image: str = "") -> dict[str, float]:
+    """Return medians, ms, of snapshots, restores and forks of 500 files, 18 MB, of which 100 change.
+
+    With an image the 500 files are its own, and what a snapshot holds is what has changed since.
+    """
+    provider = LocalProvider(SandboxSettings(image=image))
+    sandbox = await provider.create("states", {})
+    if not image:
+        assert (await sandbox.exec(["python3", "-I", "-c", MAKE])).rc == 0
+    times: dict[str, list[float]] = {}
+
+    async def timed(name: str, work: Callable[[], Awaitable[None]]) -> None:
+        times.setdefault(name, []).append(await _timed(work))
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder)
+        digest = ""
+
+        async def take(number: int) -> None:
+            nonlocal digest
+            digest = await provider.snapshot("states", store, {"turn": str(number)})
+
+        made: list[LocalSandbox] = []
+
+        async def restore() -> None:
+            made.append(await provider.restore("restored", {}, store, digest))
+
+        async def fork() -> None:
+            made.append(await provider.fork("states", "forked", {}))
+
+        await timed("snapshot.first_ms", lambda: take(-1))
+        for number in range(rounds):
+            assert (await sandbox.exec(["python3", "-I", "-c", CHANGE])).rc == 0
+            await asyncio.sleep(0.1)  # a file that has just changed is read once more
+            before = digest
+            await timed("snapshot.dirty_ms", lambda number=number: take(2 * number))
+            await timed("snapshot.unchanged_ms", lambda number=number: take(2 * number + 1))
+            await provider.discard(store, before)
+            await timed("restore_ms", restore)
+            await timed("fork_ms", fork)
+            while made:
+                await made.pop().terminate()
+            await timed("reset_ms", lambda: provider.reset("states", store, digest))
+    await sandbox.terminate()
+    provider.close()
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def image_of_files(folder: Path) -> str:
+    """Make the 500 files of `states` as an image."""
+    folder.mkdir()
+    subprocess.run([interpreter(), "-c", MAKE], cwd=folder, check=True)
+    return str(folder)
+
+
 async def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -153,6 +224,9 @@ async def main() -> None:
     parser.add_argument("--live", type=int, default=200)
     given = parser.parse_args()
     result: dict[str, object] = {"latency": await latencies(given.rounds)}
+    result["state"] = await states(given.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        result["state_over_image"] = await states(given.rounds, image_of_files(Path(folder) / "image"))
     for name, preload in (("live_preloaded", True), ("live_plain", False)):
         result[name] = await live(given.live, preload=preload)
     for name, part in result.items():

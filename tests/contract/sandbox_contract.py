@@ -63,6 +63,8 @@ async def until_running(marker):
 class SandboxContract:
     """The tests."""
 
+    uid = "1000"  # of the work folder's files, as programs see it
+
     @pytest.fixture
     async def sandbox(self, provider):
         sandbox = await provider.create(f"s/{uuid.uuid4().hex}", {"run": f"contract-{os.getpid()}"})
@@ -245,7 +247,7 @@ class SandboxContract:
         look = "in/put/a/link; ./run; stat -c %Y in/put/a/run; stat -c %u,%a in/put in/put/a/b/data"
         shown = await sandbox.exec(["sh", "-c", look])
         assert shown.stderr == ""
-        assert shown.stdout.split() == ["ran", "ran", "1000000000", "1000,755", "1000,644"]
+        assert shown.stdout.split() == ["ran", "ran", "1000000000", f"{self.uid},755", f"{self.uid},644"]
         await sandbox.exec(["sh", "-c", "echo + >> run"])
         await sandbox.upload("/work", pack_host(source / "a" / "run"))  # what is there is replaced
         assert await sandbox.read("run") == b"#!/bin/sh\necho ran\n"
@@ -317,6 +319,19 @@ class SandboxContract:
         for junk in (b"", b"junk" * 1000, gzip.compress(archive(file("x")))):
             with pytest.raises(SandboxError):
                 await sandbox.upload(".", junk)
+
+    async def test_one_is_ended_by_its_id_and_labels(self, provider, sandbox):
+        run = f"end-{uuid.uuid4().hex}"
+        one, other = [await provider.create(f"{run}/{n}", {"run": run}) for n in range(2)]
+        await one.write("file", b"x")
+        await other.write("file", b"x")
+        assert await provider.end(one.id, {"run": run})
+        assert not await provider.end(one.id, {"run": run})
+        assert not await provider.end("nobody", {"run": run})
+        assert await provider.list({"run": run}) == [other.id]
+        assert not await provider.alive(one.id)
+        assert await other.read("file") == b"x"
+        assert await provider.end(other.id, {"run": run})
 
     # --- snapshots
 

@@ -1,6 +1,6 @@
 """Forks controllers that make sandboxes without end, and adopts whatever outlives them.
 
-Run as `python sandbox_nursery.py FOLDER`; each line on stdin, PROVIDER or PROVIDER:preload, is answered by
+Run as `python sandbox_nursery.py FOLDER`; each line on stdin, PROVIDER[:preload|:guarded], is answered by
 the pid of a controller that is about to begin. Forking spares each of them the imports.
 """
 
@@ -19,11 +19,11 @@ from headway.sandbox.settings import SandboxSettings
 PR_SET_CHILD_SUBREAPER = 36
 
 
-async def controller(provider, preload, folder):
+async def controller(provider, how, folder):
     run = f"run-{os.getpid()}"
     directory = str(folder / "sandboxes")
-    settings = SandboxSettings(provider=provider, directory=directory, preload_python=preload)
-    book = LeaseBook(run, provider, directory, folder / "leases")
+    settings = SandboxSettings(provider=provider, directory=directory, preload_python=how == "preload")
+    book = LeaseBook(run, settings, folder / "leases", guarded=how == "guarded")
     pool = PooledProvider(make_provider(settings), max_live=12, warm=4, run_id=run, book=book)
 
     async def user(number):
@@ -48,8 +48,8 @@ def main():
         _reap()
         if os.fork() == 0:
             try:
-                provider, _, preload = line.strip().partition(":")
-                asyncio.run(controller(provider, bool(preload), folder))
+                provider, _, how = line.strip().partition(":")
+                asyncio.run(controller(provider, how, folder))
             finally:
                 os._exit(1)
     _reap()

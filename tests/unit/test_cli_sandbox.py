@@ -32,7 +32,7 @@ def told(*arguments, code=0):
 async def _left(folder, run, *, alive=False, name="s1"):
     """A bubblewrap sandbox with files, whose owner is dead or this process."""
     directory = str(folder / "sandboxes")
-    book = LeaseBook(run, "bubblewrap", directory)
+    book = LeaseBook(run, SandboxSettings(directory=directory))
     book.begin(name, {"run": run})
     book.started(name, name)
     provider = BubblewrapProvider(SandboxSettings(directory=directory))
@@ -56,7 +56,7 @@ async def test_ls_tells_whose_each_is_and_what_is_left_over(folder, monkeypatch)
     assert first.split()[:2] == ["s1", "first-1-2"]
     assert first.endswith(f"{os.getpid()}, dead")
     assert second.split()[4] == "live"
-    assert last == "1 of live processes, 1 left by dead ones; `headway sandbox reap --all-dead` ends those"
+    assert last == "1 of live processes, 1 left over; `headway sandbox reap --all-dead` ends those"
     now = leases.wall_time()
     monkeypatch.setattr(census_module, "wall_time", lambda: now + 61)
     assert [seen["state"] for seen in json.loads(told("ls", "--json"))] == ["left over", "silent"]

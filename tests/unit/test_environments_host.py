@@ -11,12 +11,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from headway.core.commands import Cancel, GrantSandbox, ReleaseSandbox, Score
-from headway.core.errors import EngineError, EnvironmentFault, SandboxError
+from headway.core.errors import EngineError, EnvironmentFault, SandboxError, SandboxRefusedError
 from headway.core.events import (
     RolloutEnded,
     RolloutFailed,
     SandboxLost,
     SandboxReady,
+    SandboxRefused,
     SandboxReleased,
     SandboxWanted,
     Scored,
@@ -322,6 +323,54 @@ async def test_a_sandbox_that_is_not_created_is_lost(stage):
         assert "max_live" in (await s.until(SandboxLost)).cause
         assert (await s.until(RolloutFailed)).owner == "infrastructure"
         await s.provider.reap("other")
+
+
+async def test_a_refused_sandbox_waits_for_another_grant_and_no_limit_runs_meanwhile(stage):
+    async def verify(outcome, sandbox):
+        await sandbox.write("x", b"1")
+        return Reward(1.0)
+
+    async with stage(hello, verify, score_timeout_s=0.5) as s:
+        create, refusals = s.provider.create, []
+
+        async def refuses_once(sandbox_id, labels):
+            refusals.append(labels["purpose"])
+            if len(refusals) == 1:
+                raise SandboxRefusedError("quota of 10", retry_after_s=3.0)
+            await asyncio.sleep(0.7)
+            return await create(sandbox_id, labels)
+
+        s.provider.create = refuses_once
+        s.start()
+        ended = await s.until(RolloutEnded)
+        s.host.score(Score("r1", 1, 1, TASK.id, ended.payload), TASK)
+        refused = await s.until(SandboxRefused)
+        assert (refused.reason, refused.retry_after_s) == ("quota of 10", 3.0)
+        assert SandboxLost not in map(type, s.events)
+        s.host.grant(GrantSandbox("r1", 1, refused.sandbox))
+        assert (await s.until(Scored)).reward == 1.0
+        assert refusals == ["verify", "verify"]
+        names = [name for name in s.kinds() if name.startswith("Sandbox")]
+        assert names == ["SandboxWanted", "SandboxRefused", "SandboxReady", "SandboxReleased"]
+
+
+async def test_a_refusal_that_crosses_a_release_is_not_told(stage):
+    async with stage(use_sandbox) as s:
+        asked = asyncio.Event()
+
+        async def refuses_late(sandbox_id, labels):
+            asked.set()
+            await asyncio.sleep(0.2)
+            raise SandboxRefusedError("quota")
+
+        s.provider.create = refuses_late
+        s.start()
+        wanted = await s.until(SandboxWanted)
+        await asked.wait()
+        s.host.release(ReleaseSandbox("r1", 1, wanted.sandbox))
+        assert (await s.until(RolloutFailed)).owner == "infrastructure"
+        names = [name for name in s.kinds() if name.startswith("Sandbox")]
+        assert names == ["SandboxWanted", "SandboxReleased"]
 
 
 async def hangs(chat, sandbox):

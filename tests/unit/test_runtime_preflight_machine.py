@@ -343,7 +343,7 @@ def test_what_dead_runs_left_behind(checkpoint, tmp_path, monkeypatch):
     subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": os.pathsep.join(sys.path)}, check=False)
     finding = only(found(subject(checkpoint, *CODE), "left over"), "warning")
     assert finding.text == "dead processes left 3 sandboxes behind (first: 2, second: 1)"
-    assert finding.remedy.startswith("Run `headway sandbox reap`")
+    assert finding.remedy.startswith("Run `headway sandbox reap --all-dead`")
     for path in folder.iterdir():
         path.unlink()
     book = LeaseBook("mine", "bubblewrap", folder=folder)
@@ -389,7 +389,7 @@ def test_a_slow_start_a_wrong_clock_and_a_sandbox_that_stays_are_told(checkpoint
     provider.ahead_s = 3600.0
     assert "its clock is 3,600.0 s ahead of this machine's" in look()[2].text
     provider.stays = True
-    assert "headway sandbox reap" in look()[1].remedy
+    assert "headway sandbox reap --all-dead" in look()[1].remedy
     monkeypatch.setattr(sandboxes, "_SLOW_S", -1.0)
     provider.stays = False
     assert (look()[1].level, look()[1].key) == ("warning", "sandbox.provider")

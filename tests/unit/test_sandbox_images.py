@@ -262,9 +262,7 @@ async def test_a_python_environment_is_on_the_path_of_python3(provide, requireme
     for argv in (["python3", "-c", SEE], ["python3", "-I", "-c", SEE], ["python3", "-O", "-c", SEE]):
         result = await sandbox.exec(argv)
         assert (result.stdout, result.stderr) == (f"hi {where}/hello/__init__.py /opt/headway\n", "")
-    assert await says(sandbox, "/opt/headway/bin/hello; hello; python3 -m hello 2>&1 | tail -1 | cut -c-9") == [
-        "script", "hi", "script", "hi", "/opt/head",
-    ]  # fmt: skip
+    assert await says(sandbox, "/opt/headway/bin/hello; hello") == ["script", "hi"] * 2
     tries = f"for p in {where}/hello/__init__.py {where}/x /opt/headway/bin/x; do echo x > $p; done; ls"
     result = await sandbox.exec(["sh", "-c", tries])
     assert result.stderr.count("Read-only file system") == 3

@@ -18,7 +18,7 @@ from headway.sandbox import leases
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.sandbox.leases import LeaseBook, lease_folder, read_books, taken
 from headway.sandbox.pool import PooledProvider
-from headway.sandbox.providers import make_pool, provider_of
+from headway.sandbox.pools import make_pool, provider_of
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.sweep import sweep
 from tests.unit.test_sandbox_pool import Scripted
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 def book_of(folder, run="run"):
-    return LeaseBook(run, "bubblewrap", str(folder / "sandboxes"), folder)
+    return LeaseBook(run, SandboxSettings(directory=str(folder / "sandboxes")), folder)
 
 
 def dead(book):
@@ -126,7 +126,7 @@ def test_a_renewal_moves_the_expiry(tmp_path):
 
 
 def test_a_lease_that_cannot_be_written_is_an_infrastructure_failure(tmp_path):
-    book = LeaseBook("run", "bubblewrap", "", tmp_path / "missing")
+    book = LeaseBook("run", SandboxSettings(), tmp_path / "missing")
     with pytest.raises(SandboxError, match="lease"):
         book.begin("a", {})
 
@@ -204,6 +204,32 @@ async def test_what_cannot_be_ended_stays_for_a_later_sweep(tmp_path):
     assert read_books(tmp_path) == []
 
 
+async def test_a_start_elsewhere_that_its_owner_s_death_cut_off_is_looked_for_until_it_must_have_come(
+    tmp_path, monkeypatch
+):
+    book = LeaseBook("run", SandboxSettings(provider="podman", start_timeout_s=30), tmp_path)
+    book.begin("a", {"run": "run"})
+    dead(book)
+    inner, made = Scripted(4), []
+
+    async def end(sandbox_id, labels):
+        return bool(made) and bool(made.pop())
+
+    inner.end = end
+    swept = await sweep(lambda owner: inner, folder=tmp_path)
+    assert (list(swept.failed), len(read_books(tmp_path))) == (["a"], 1)
+    made.append("a")
+    swept = await sweep(lambda owner: inner, folder=tmp_path)
+    assert (swept.ended, read_books(tmp_path)) == (["a"], [])
+    book = LeaseBook("run", book.settings, tmp_path)
+    book.begin("b", {"run": "run"})
+    dead(book)
+    now = leases.wall_time()
+    monkeypatch.setattr("headway.sandbox.sweep.wall_time", lambda: now + 31)
+    assert (await sweep(lambda owner: inner, folder=tmp_path)).failed == {}
+    assert read_books(tmp_path) == []
+
+
 async def test_the_pool_of_a_config_writes_leases_of_its_run(tmp_path, monkeypatch):
     monkeypatch.setattr(leases.tempfile, "gettempdir", lambda: str(tmp_path))
     pool = make_pool(SandboxSettings(directory=str(tmp_path / "sandboxes")), "some-run")
@@ -216,7 +242,7 @@ async def test_the_pool_of_a_config_writes_leases_of_its_run(tmp_path, monkeypat
 
 # --- a controller that is killed at any moment
 
-KINDS = ("local", "local:preload", "bubblewrap")
+KINDS = ("local", "local:preload", "bubblewrap", "bubblewrap:guarded")
 
 
 @pytest.fixture
@@ -232,7 +258,7 @@ def nursery(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_controller_killed_at_any_moment_leaves_nothing(nursery, tmp_path, kind):
-    await _killed(nursery, tmp_path, kind, times=20, within_s=20.0)
+    await _killed(nursery, tmp_path, kind, times=5 if "guarded" in kind else 20, within_s=20.0)
 
 
 @pytest.mark.slow
@@ -252,8 +278,9 @@ async def _killed(nursery, folder, kind, *, times, within_s):
         while left := _descendants(nursery.pid):
             assert time.monotonic() - since < within_s, left
             await asyncio.sleep(0.005)
-    swept = await sweep(provider_of, folder=folder / "leases")
-    assert swept.failed == {}
+    if "guarded" not in kind:
+        swept = await sweep(provider_of, folder=folder / "leases")
+        assert swept.failed == {}
     assert list((folder / "leases").glob("[!.]*")) == []
     root = folder / "sandboxes"
     assert not root.exists() or list(root.iterdir()) == []

@@ -35,7 +35,7 @@ def command(provider: str | None, seconds: float, as_json: bool) -> int:
       headway sandbox bench --provider local --seconds 10
     """
     from headway.cli.sandbox_ls import columns
-    from headway.sandbox.providers import PROVIDERS, settings_of
+    from headway.sandbox.pools import PROVIDERS, settings_of
 
     if provider is not None:
         settings_of(provider)
@@ -65,7 +65,8 @@ def _cell(one: dict[str, float]) -> Callable[[str], str]:
 async def _bench(name: str, seconds: float) -> dict[str, float] | str:
     """Return what was measured, or why nothing was."""
     from headway.sandbox.measure import measure
-    from headway.sandbox.providers import make_provider, settings_of
+    from headway.sandbox.pools import settings_of
+    from headway.sandbox.providers import make_provider
 
     try:
         provider = make_provider(settings_of(name))

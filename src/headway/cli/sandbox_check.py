@@ -31,13 +31,13 @@ def command(provider: str | None, as_json: bool) -> int:
       headway sandbox check
       headway sandbox check --provider local --json
     """
-    from headway.sandbox.census import census
-    from headway.sandbox.providers import PROVIDERS, settings_of
+    from headway.sandbox.census import LEFT_OVER, census
+    from headway.sandbox.pools import PROVIDERS, settings_of
 
     if provider is not None:
         settings_of(provider)
     found = {name: asyncio.run(_check(name)) for name in (PROVIDERS if provider is None else (provider,))}
-    left = sum(not seen.owner_alive for seen in census())
+    left = sum(seen.state == LEFT_OVER for seen in census())
     with until_nobody_reads():
         if as_json:
             click.echo(json.dumps({"providers": found, "left_over": left}, indent=2))
@@ -45,12 +45,13 @@ def command(provider: str | None, as_json: bool) -> int:
             for name, one in found.items():
                 _tell(name, one)
             if left:
-                click.echo(f"{left} sandboxes of dead processes are left; headway sandbox reap --all-dead")
+                click.echo(f"{left} sandboxes are left over: headway sandbox reap --all-dead")
     return 0 if any(one["works"] for one in found.values()) else 2
 
 
 async def _check(name: str) -> dict[str, Any]:
-    from headway.sandbox.providers import make_provider, settings_of
+    from headway.sandbox.pools import settings_of
+    from headway.sandbox.providers import make_provider
 
     try:
         provider = make_provider(settings_of(name))

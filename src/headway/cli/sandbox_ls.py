@@ -51,10 +51,12 @@ def _row(seen: Seen) -> tuple[str, ...]:
 
 
 def _last_line(found: Sequence[Seen]) -> str:
-    left = sum(not seen.owner_alive for seen in found)
+    from headway.sandbox.census import LEFT_OVER
+
+    left = sum(seen.state == LEFT_OVER for seen in found)
     if not found:
         return "no sandboxes"
-    text = f"{len(found) - left} of live processes, {left} left by dead ones"
+    text = f"{sum(seen.owner_alive for seen in found)} of live processes, {left} left over"
     return f"{text}; `headway sandbox reap --all-dead` ends those" if left else text
 
 

@@ -67,7 +67,7 @@ def _tell(done: _Done) -> None:
 async def _reap(name: str | None, *, force: bool) -> _Done:
     from headway.sandbox.census import is_life_of
     from headway.sandbox.leases import read_books
-    from headway.sandbox.providers import provider_of
+    from headway.sandbox.pools import provider_of
     from headway.sandbox.sweep import sweep
 
     done = _Done()
@@ -84,7 +84,7 @@ async def _reap(name: str | None, *, force: bool) -> _Done:
 
 async def _take_away(book: Book, done: _Done) -> None:
     """End what a live owner has; only what lies outside its process can be."""
-    from headway.sandbox.providers import provider_of
+    from headway.sandbox.pools import provider_of
 
     for lease in book.leases.values():
         name = lease.name or lease.id

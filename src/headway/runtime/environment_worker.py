@@ -36,7 +36,7 @@ from headway.renderers.chat import Renderer
 from headway.runtime.engine_client import RemoteEngine
 from headway.runtime.job import Job, payload_dir
 from headway.runtime.tasks import make, offer
-from headway.sandbox.providers import make_pool, sweep_left_overs
+from headway.sandbox.pools import make_pool, sweep_left_overs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

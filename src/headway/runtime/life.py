@@ -39,7 +39,8 @@ from headway.runtime.kept import best_checkpoint
 from headway.runtime.live import LiveDriver, Share, Threads
 from headway.runtime.view import View
 from headway.runtime.wire import address
-from headway.sandbox.providers import make_provider, sweep_left_overs
+from headway.sandbox.pools import sweep_left_overs
+from headway.sandbox.providers import make_provider
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
 

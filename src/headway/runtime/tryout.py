@@ -15,7 +15,7 @@ from headway.runtime.environment_worker import check_prompts, generation_limits,
 from headway.runtime.generator_worker import build_engine
 from headway.runtime.model import model_directory
 from headway.runtime.train import say
-from headway.sandbox.providers import make_provider
+from headway.sandbox.pools import make_pool
 from headway.telemetry.terminal import console
 from headway.telemetry.transcript_text import TranscriptWriter
 from headway.telemetry.visible import visible_line
@@ -41,7 +41,7 @@ async def _run(
         environment = build(config.environment.name, config.environment.args, seed=config.run.seed)
     renderer = Renderer(model_dir)
     check_prompts(environment, renderer, config)
-    provider = make_provider(config.sandbox)
+    provider = make_pool(config.sandbox, "try")
     if environment.needs_sandbox:
         await provider.preflight()
     limits = host_settings(config)

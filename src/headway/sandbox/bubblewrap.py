@@ -78,9 +78,13 @@ class BubblewrapProvider:
                 value=len(self._live) + 1,
                 remedy=f"max_live is {self._settings.max_live}; whoever grants sandboxes must keep to it",
             )
-        sandbox = BubblewrapSandbox(sandbox_id, labels, self)
+        sandbox = self.new(sandbox_id, labels)
         self._live[sandbox_id] = sandbox
         return sandbox
+
+    def new(self, sandbox_id: str, labels: Mapping[str, str]) -> BubblewrapSandbox:
+        """Return a sandbox that nothing was made for yet."""
+        return BubblewrapSandbox(sandbox_id, labels, self)
 
     async def alive(self, sandbox_id: str) -> bool:
         """Say whether a sandbox's work folder is the one that was made; it has nothing else that lasts."""

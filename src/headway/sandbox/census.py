@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from headway.core.clock import wall_time
 from headway.sandbox.leases import Book, read_books
+from headway.sandbox.pools import WITH_THEIR_OWNER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_WITH_THEIR_OWNER = ("local",)  # providers whose sandboxes end when their owner does, however it ends
+LEFT_OVER = "left over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def _of(book: Book, now: float) -> list[Seen]:
             provider_id=lease.id,
             run=owner.run,
             provider=owner.provider,
-            image=lease.labels.get("image", ""),
+            image=lease.labels.get("image", "") or str(owner.settings.get("image", "")),
             state=_state(book, lease.state, expires_in_s),
             age_s=max(0.0, now - lease.created_s),
             owner_pid=owner.pid,
@@ -61,7 +62,7 @@ def _of(book: Book, now: float) -> list[Seen]:
 
 def _state(book: Book, state: str, expires_in_s: float) -> str:
     if not book.alive:
-        return "gone" if book.owner.provider in _WITH_THEIR_OWNER else "left over"
+        return "gone" if book.owner.provider in WITH_THEIR_OWNER else LEFT_OVER
     return "silent" if expires_in_s < 0 else state
 
 

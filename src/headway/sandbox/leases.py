@@ -24,7 +24,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headway.core.clock import wall_time
+from headway.core.codec import to_plain
 from headway.core.errors import SandboxError
+from headway.sandbox import guard
+from headway.sandbox.settings import SandboxSettings
 
 RENEW_EVERY_S = 15.0
 EXPIRES_AFTER_S = 60.0  # without a renewal
@@ -43,7 +46,7 @@ class Owner:
     boot: str  # id of the boot
     run: str
     provider: str
-    directory: str  # sandbox.directory, "" for the default
+    settings: dict[str, Any]  # of the sandboxes, with which another process can end them
     command: str
     created_s: float  # since the epoch
     version: int = _VERSION
@@ -98,18 +101,19 @@ class LeaseBook:
 
     Attributes:
         run: label of the run.
-        provider: name of what makes the sandboxes.
-        directory: sandbox.directory.
+        settings: of the sandboxes.
         folder: where the file is; the user's own by default.
+        guarded: whether somebody is to end what is left right after this process's death (guard.py).
     """
 
     run: str
-    provider: str
-    directory: str = ""
+    settings: SandboxSettings
     folder: Path | None = None
+    guarded: bool = False
     _leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
-    _path: Path | None = None
+    _path: Path | None = None  # the same for this process's life
     _file: int = -1
+    _guard: int = -1
     _num_bytes: int = 0
 
     def begin(self, sandbox_id: str, labels: Mapping[str, str]) -> None:
@@ -119,7 +123,7 @@ class LeaseBook:
         """
         lease = self._leases[sandbox_id] = Lease(sandbox_id, dict(labels), wall_time())
         try:
-            if self._path is None:
+            if self._file < 0:
                 self._open()
             else:
                 self._write({"+": asdict(lease)})
@@ -149,11 +153,11 @@ class LeaseBook:
 
     def close(self) -> None:
         """Remove the file; a later lease makes another."""
-        if self._path is not None:
+        if self._path is not None and self._file >= 0:
             with contextlib.suppress(OSError):
                 self._path.unlink()
             os.close(self._file)
-            self._path, self._file = None, -1
+            self._file = -1
 
     def _note(self, change: dict[str, Any]) -> None:
         """Write what is no harm to lose: a sweep of what has ended ends nothing."""
@@ -168,9 +172,11 @@ class LeaseBook:
 
     def _open(self) -> None:
         """Write a new file with all leases and put it in the old one's place, locked before it is seen."""
-        owner = _this_process(self.run, self.provider, self.directory)
+        owner = _this_process(self.run, self.settings)
         folder = self.folder or lease_folder()
         path = self._path or folder / f"{owner.pid}-{os.urandom(4).hex()}.leases"
+        if self.guarded and self._guard < 0:
+            self._guard = guard.start(path)  # before there is anything to guard
         draft = path.with_name(f".{path.name}")
         data = _line(asdict(owner)) + b"".join(_line({"+": asdict(lease)}) for lease in self._leases.values())
         file = os.open(draft, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -280,9 +286,10 @@ def _line(plain: dict[str, Any]) -> bytes:
     return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
 
 
-def _this_process(run: str, provider: str, directory: str) -> Owner:
+def _this_process(run: str, settings: SandboxSettings) -> Owner:
     command = " ".join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])[:200]
-    return Owner(os.getpid(), _start(os.getpid()), _boot(), run, provider, directory, command, wall_time())
+    pid, plain = os.getpid(), to_plain(settings)
+    return Owner(pid, _start(pid), _boot(), run, settings.provider, plain, command, wall_time())
 
 
 def _start(pid: int) -> str:

@@ -5,17 +5,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from headway.core.settings import setting
+from headway.core.settings import Problem, setting
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
     """Limits of one sandbox, and how many may live at once."""
 
-    provider: Literal["bubblewrap", "local"] = setting(
+    provider: Literal["bubblewrap", "local", "podman", "docker", "modal", "unsafe-local"] = setting(
         "bubblewrap",
-        "What makes sandboxes: bubblewrap, a process tree a command; or local, Headway's own helper in C, "
-        "faster and with more limits (docs/sandboxes.md).",
+        "What makes sandboxes: bubblewrap, a process tree a command; local, Headway's own helper in C, "
+        "faster and with more limits; podman or docker, containers; modal, machines of that service; or "
+        "unsafe-local, which contains nothing (docs/sandboxes.md).",
+    )
+    container_image: str = setting(
+        "python:3.12-slim",
+        "Image of the sandboxes of podman, docker and modal, with Python 3.8 or later; podman and docker "
+        "pull nothing during a run.",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._/:@-]*",
+        form="the name of an image",
+    )
+    cpus: float = setting(
+        1.0, "CPUs that a sandbox of podman, docker or modal may use; others share the machine.", gt=0
+    )
+    modal_app: str = setting(
+        "headway", "Name of the app that sandboxes of modal belong to; made when it is not there."
+    )
+    modal_lifetime_s: int = setting(
+        3600,
+        "Seconds after which a machine of modal ends by itself; longer than any rollout takes.",
+        ge=60,
+        le=86400,
+    )
+    allow_unsafe: bool = setting(
+        False, "Whether programs may run uncontained, as you; what provider unsafe-local needs."
     )
     preload_python: bool = setting(
         True,
@@ -62,3 +85,17 @@ class SandboxSettings:
     directory: str = setting(
         "", "Folder for the sandboxes' work folders; empty for one of your own under the temporary folder."
     )
+
+    def problems(self) -> list[Problem]:
+        """Return the rules between these settings that do not hold."""
+        if self.provider == "unsafe-local" and not self.allow_unsafe:
+            return [
+                Problem(
+                    "provider",
+                    self.provider,
+                    "a provider that contains nothing must be allowed by sandbox.allow_unsafe",
+                    "Choose another provider, or set sandbox.allow_unsafe = true on a machine that holds "
+                    "nothing of value",
+                )
+            ]
+        return []

@@ -20,7 +20,6 @@ import hashlib
 import itertools
 import json
 import os
-import stat
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,7 @@ from headway.core.clock import wall_time
 from headway.core.errors import SandboxError
 from headway.sandbox.blobs import Held, is_whole
 from headway.sandbox.blobs import put as put_blob
-from headway.sandbox.trees import Entry, Filler, opened, walk, write_all
+from headway.sandbox.trees import KEPT_MODE, Entry, Filler, opened, walk, write_all
 
 _KINDS = ("blobs", "trees", "snapshots")
 _DRAFTS = "drafts"
@@ -168,7 +167,7 @@ class Store:
         before = index.files
         for entry in walk(root, overlay=overlay):
             info, name = entry.info, entry.name
-            mode, mtime_ns = stat.S_IMODE(info.st_mode), info.st_mtime_ns
+            mode, mtime_ns = info.st_mode & KEPT_MODE, info.st_mtime_ns
             match entry.kind:
                 case "file":
                     key = info.st_size, mtime_ns, info.st_ctime_ns

@@ -12,14 +12,16 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headway.core.clock import wall_time
 from headway.core.errors import HeadwayError
-from headway.sandbox.leases import Book, Owner, drop_drafts, read_books, taken
+from headway.sandbox.leases import Book, Lease, Owner, drop_drafts, read_books, taken
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from headway.core.protocols import SandboxProvider
 
+_IN_PROCESS = ("local", "bubblewrap", "unsafe-local")  # providers whose starts end with their owner
 MakeProvider = Callable[[Owner], "SandboxProvider"]
 
 
@@ -35,18 +37,25 @@ class Swept:
 
 
 async def sweep(
-    make: MakeProvider, *, runs: Container[str] | None = None, folder: Path | None = None
+    make: MakeProvider,
+    *,
+    runs: Container[str] | None = None,
+    only: Path | None = None,
+    folder: Path | None = None,
 ) -> Swept:
     """End what dead owners left, those of these runs or all.
 
     Args:
         make: returns the provider that can end an owner's sandboxes.
         runs: labels of the runs, None for every one.
+        only: file of one owner, None for those of all.
         folder: of the leases; the user's own by default.
     """
     drop_drafts(folder)
     swept = Swept()
     for seen in read_books(folder):
+        if only not in (None, seen.path):
+            continue
         if seen.alive or (runs is not None and seen.owner.run not in runs):
             continue
         with taken(seen.path) as book:
@@ -54,6 +63,13 @@ async def sweep(
                 book.path.unlink(missing_ok=True)
                 swept.num_owners += 1
     return swept
+
+
+def _may_come(owner: Owner, lease: Lease) -> bool:
+    """Say whether a start that outlives its owner may still make the sandbox."""
+    wait_s = float(owner.settings.get("start_timeout_s", 0.0))
+    elsewhere = owner.provider not in _IN_PROCESS and lease.state == "starting"
+    return elsewhere and wall_time() - lease.created_s < wait_s
 
 
 async def _end_all(book: Book, make: MakeProvider, swept: Swept) -> bool:
@@ -69,6 +85,8 @@ async def _end_all(book: Book, make: MakeProvider, swept: Swept) -> bool:
         try:
             if await provider.end(lease.id, lease.labels):
                 swept.ended.append(lease.name or lease.id)
+            elif _may_come(book.owner, lease):
+                swept.failed[lease.name or lease.id] = "what was begun elsewhere may still come to be"
         except (HeadwayError, OSError) as error:
             swept.failed[lease.name or lease.id] = str(error)
     return len(swept.failed) == num_failed

@@ -12,7 +12,7 @@ from headway.runtime.environment_worker import generation_limits, host_settings
 from headway.runtime.preflight.environments import raised
 from headway.runtime.preflight.findings import Finding, failed, ok
 from headway.runtime.preflight.stand_in import StandInEngine
-from headway.sandbox.providers import make_provider
+from headway.sandbox.pools import make_pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ async def _try(subject: Subject, environment: Environment, split: str) -> Trial:
         environment,
         StandInEngine(subject.renderer, config.generator.max_context_tokens),
         subject.renderer,
-        make_provider(config.sandbox),
+        make_pool(config.sandbox, "try"),
         generation_limits(config),
         settings=settings,
         split=split,

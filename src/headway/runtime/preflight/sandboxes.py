@@ -45,7 +45,7 @@ def quota(subject: Subject) -> Iterator[Finding]:
     places, in_flight = most - kept, rollouts_in_flight(config)
     group = config.queue.group_size + config.oversampling.rollouts_extra
     live = min(most, in_flight)
-    findings = [*limits(live, config.sandbox)]
+    findings = [*_uncontained(config.sandbox.provider), *limits(live, config.sandbox)]
     if places < group:
         findings.append(
             warning(
@@ -61,6 +61,17 @@ def quota(subject: Subject) -> Iterator[Finding]:
         yield ok(
             f"{places} rollouts hold a sandbox at once, of {in_flight} in flight; {kept} more places are for "
             f"verifiers{taken(live, config.sandbox)}"
+        )
+
+
+def _uncontained(provider: str) -> Iterator[Finding]:
+    if provider == "unsafe-local":
+        yield warning(
+            "sandboxes contain nothing: what the model writes runs as you, with your files, your network and "
+            "your processes",
+            'Use sandbox.provider = "bubblewrap" or "local" on Linux, "podman" or "docker" elsewhere',
+            key="sandbox.provider",
+            value=provider,
         )
 
 
@@ -135,7 +146,7 @@ def left_over(subject: Subject) -> Iterator[Finding]:
         runs = ", ".join(f"{run}: {count}" for run, count in dead.most_common(_RUNS_NAMED) if count)
         yield warning(
             f"dead processes left {number} sandbox{'es'[: 2 * (number > 1)]} behind ({runs})",
-            "Run `headway sandbox reap`, which ends them; those of live runs stay",
+            "Run `headway sandbox reap --all-dead`, which ends them; those of live runs stay",
         )
     else:
         others = f"; live processes have {live} here" if live else ""
@@ -182,7 +193,8 @@ def _took(tried: _Tried) -> Iterator[Finding]:
     )
     if tried.left:
         yield warning(
-            f"{text}, but its provider still lists it", "Run `headway sandbox reap`, and report it as a fault"
+            f"{text}, but its provider still lists it",
+            "Run `headway sandbox reap --all-dead`, and report it as a fault",
         )
     elif tried.made_s + tried.first_output_s > _SLOW_S:
         yield warning(
