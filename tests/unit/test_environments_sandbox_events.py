@@ -6,25 +6,18 @@ import pytest
 
 from headway.core.errors import SandboxError
 from headway.core.events import SandboxLost, SandboxReady, SandboxReleased, SandboxWanted, ToolEnded
-from headway.core.protocols import ExecResult
+from headway.core.protocols import ExecResult, Usage
 from headway.core.records import SandboxUse
 from headway.environments.lease import SandboxLease
 from headway.sandbox.local import LocalProvider
 from headway.sandbox.settings import SandboxSettings
 
 
-class Usage:
-    cpu_s, max_memory_bytes = 0.25, 1000
-
-
-class Result(ExecResult):
-    usage = Usage()
-
-
 class Told:
     """A sandbox whose provider measures, in numbers of our own; `broken` names the call that fails."""
 
     warm = True
+    usage = Usage(0.25, 1000)
 
     def __init__(self, broken=""):
         self.broken, self.made, self.ended = broken, 0, 0
@@ -35,7 +28,7 @@ class Told:
             raise SandboxError("a sandbox must be ready within sandbox.start_timeout_s")
 
     async def exec(self, argv, **rest):
-        return Result(0, None, "", "", False, "exit", 0.0)
+        return ExecResult(0, None, "", "", False, "exit", 0.0, self.usage)
 
     async def stats(self):
         if self.broken == "stats":
@@ -157,8 +150,7 @@ async def test_a_verifiers_commands_are_no_tool_calls():
 
 
 async def test_a_provider_that_says_nothing_but_0_told_nothing(monkeypatch):
-    monkeypatch.setattr(Usage, "cpu_s", 0.0)
-    monkeypatch.setattr(Usage, "max_memory_bytes", 0)
+    monkeypatch.setattr(Told, "usage", Usage())
     monkeypatch.setattr(Told, "stats", None)
     lease, told = lease_on(Provider(Told()))
     await lease.exec(["x"])

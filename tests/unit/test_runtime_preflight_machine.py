@@ -20,6 +20,7 @@ from headway.matching.memory import checkpoint_bytes, estimate_memory, handover_
 from headway.runtime.preflight import disk, machine, sandbox_limits, sandboxes
 from headway.runtime.preflight.machine import memory_bytes, processes_free
 from headway.sandbox.leases import LeaseBook
+from headway.sandbox.settings import SandboxSettings
 from tests.unit.preflight_parts import found, only, subject
 
 MIB = 1 << 20
@@ -335,8 +336,9 @@ def test_what_dead_runs_left_behind(checkpoint, tmp_path, monkeypatch):
     assert only(found(subject(checkpoint, *CODE), "left over"), "ok").text == text
     script = (
         "import os, sys\nfrom pathlib import Path\nfrom headway.sandbox.leases import LeaseBook\n"
+        "from headway.sandbox.settings import SandboxSettings\n"
         "for run, count in (('first', 2), ('second', 1)):\n"
-        f"    book = LeaseBook(run, 'bubblewrap', folder=Path({str(folder)!r}))\n"
+        f"    book = LeaseBook(run, SandboxSettings(), folder=Path({str(folder)!r}))\n"
         "    for number in range(count): book.begin(f'{run}{number}', {'run': run})\n"
         "os.kill(os.getpid(), 9)\n"
     )
@@ -346,7 +348,7 @@ def test_what_dead_runs_left_behind(checkpoint, tmp_path, monkeypatch):
     assert finding.remedy.startswith("Run `headway sandbox reap --all-dead`")
     for path in folder.iterdir():
         path.unlink()
-    book = LeaseBook("mine", "bubblewrap", folder=folder)
+    book = LeaseBook("mine", SandboxSettings(), folder=folder)
     book.begin("s", {"run": "mine"})
     found_text = only(found(subject(checkpoint, *CODE), "left over"), "ok").text
     assert found_text == f"{text}; live processes have 1 here"
