@@ -110,7 +110,8 @@ class Stage:
 async def opened(folder, engines, renderer, rollout, score=None, limits=None, resume="restart", **settings):
     """Serve rollouts; at the end nothing may be left of their sandboxes. `name` tells lives apart."""
     payloads = PayloadWriter(folder, settings.pop("name", "w0"))
-    provider = BubblewrapProvider(SandboxSettings(directory=str(folder / "sandboxes")))
+    bubblewrap = BubblewrapProvider(SandboxSettings(directory=str(folder / "sandboxes")))
+    provider = settings.pop("provider", bubblewrap)
     holder = []
     host = RolloutHost(
         Playground(rollout, score, resume), engines, renderer, provider, payloads, folder,
@@ -126,4 +127,4 @@ async def opened(folder, engines, renderer, rollout, score=None, limits=None, re
         host.close()
     payloads.close()
     assert await provider.list({}) == []
-    assert not provider.root().exists() or list(provider.root().iterdir()) == []
+    assert not bubblewrap.root().exists() or list(bubblewrap.root().iterdir()) == []

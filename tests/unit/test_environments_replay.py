@@ -173,7 +173,14 @@ async def test_a_snapshot_spares_the_calls_before_it(lives):
         s.park()
         await s.until(RolloutParked)
         (snapshot,) = Store(s.payload_dir / "snapshots").snapshots().values()
-        labels = {"run": "run", "rollout": "r1", "attempt": "1", "turn": "1", "policy": "policy"}
+        labels = {
+            "run": "run",
+            "rollout": "r1",
+            "purpose": "rollout",
+            "attempt": "1",
+            "turn": "1",
+            "policy": "policy",
+        }
         assert snapshot.labels == labels | {"version": "0.0", "oldest_version": "0.0"}
         (pack,) = (s.payload_dir / "snapshots" / "packs").iterdir()
         dice = pack.read_text()

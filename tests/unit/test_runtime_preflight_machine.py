@@ -1,16 +1,26 @@
 """Checks of the machine: cores, memory, disk, and sandboxes, as many as are asked for."""
 
 import os
+import re
 import resource
 import shutil
+import subprocess
+import sys
+import tarfile
+import time
 from collections import namedtuple
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from headway.core.errors import SandboxError
 from headway.core.facts import ModelFacts
+from headway.core.protocols import ExecResult, Guarantee
 from headway.matching.memory import checkpoint_bytes, estimate_memory, handover_bytes, rollouts_in_flight
-from headway.runtime.preflight import disk, machine, sandboxes
-from headway.runtime.preflight.machine import memory_bytes
+from headway.runtime.preflight import disk, machine, sandbox_limits, sandboxes
+from headway.runtime.preflight.machine import memory_bytes, processes_free
+from headway.sandbox.leases import LeaseBook
+from headway.sandbox.settings import SandboxSettings
 from tests.unit.preflight_parts import found, only, subject
 
 MIB = 1 << 20
@@ -192,7 +202,8 @@ def test_rollouts_in_all(checkpoint):
 def test_the_quota_of_sandboxes(checkpoint):
     assert "no environment" in only(found(subject(checkpoint), "quota"), "ok").text
     assert only(found(subject(checkpoint, *CODE), "quota"), "ok").text == (
-        "12 rollouts hold a sandbox at once, of 104 in flight; 4 more places are for verifiers"
+        "12 rollouts hold a sandbox at once, of 104 in flight; 4 more places are for verifiers; at their "
+        "limits 16 take 4.8 GB of memory"
     )
     finding = only(found(subject(checkpoint, *CODE, "sandbox.max_live=8"), "quota"), "warning")
     assert finding.sentence() == (
@@ -205,23 +216,189 @@ def test_the_quota_of_sandboxes(checkpoint):
 def test_limits_of_this_process(checkpoint, monkeypatch):
     limits = {resource.RLIMIT_NOFILE: 200, resource.RLIMIT_NPROC: 300}
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], limits[which]))
-    monkeypatch.setattr(sandboxes, "read_sysctl", lambda name: "20")
+    allowed = {"user/max_user_namespaces": "20", "user/max_net_namespaces": "15"}
+    monkeypatch.setattr(sandbox_limits, "read_sysctl", allowed.get)
+    monkeypatch.setattr(sandbox_limits, "processes_free", lambda: (310, "kernel.pid_max"))
     findings = found(subject(checkpoint, *CODE), "quota")
-    assert [one.level for one in findings] == ["error", "warning", "warning"]
+    assert [one.level for one in findings] == ["error", *["warning"] * 4]
     assert findings[0].remedy.startswith("Run `ulimit -n 224`")
     assert findings[1].remedy.startswith("Run `ulimit -u 320`")
-    assert "user.max_user_namespaces=48" in findings[2].remedy
+    assert findings[2].remedy.startswith("Raise kernel.pid_max by 10,")
+    assert "user.max_user_namespaces=48" in findings[3].remedy
+    assert "user.max_net_namespaces=16" in findings[4].remedy
 
 
-def test_a_command_in_a_sandbox(checkpoint, tmp_path):
-    here = f"sandbox.directory={tmp_path}/sandboxes"
-    assert (
-        "a command ran in it"
-        in only(found(subject(checkpoint, *CODE, here), "environment", "sandbox"), "ok").text
+@pytest.mark.parametrize(
+    ("provider", "each_mb", "fits"), [("bubblewrap", 256 + 32, 3), ("local", 256 + 32 + 32, 3)]
+)
+def test_memory_of_sandboxes_at_their_limits(checkpoint, monkeypatch, provider, each_mb, fits):
+    monkeypatch.setattr(sandbox_limits, "memory_bytes", lambda: (8 << 30, 1 << 30))
+    config = subject(checkpoint, *CODE, f"sandbox.provider={provider}")
+    assert sandbox_limits.bytes_each(config.config.sandbox) == each_mb * MIB
+    finding = found(config, "quota")[0]
+    assert (finding.level, finding.key) == ("warning", "sandbox.max_live")
+    assert finding.remedy.startswith(f"Use sandbox.max_live = {fits},")
+
+
+def test_only_as_many_sandboxes_as_rollouts_in_flight_are_reckoned_with(checkpoint, monkeypatch):
+    monkeypatch.setattr(sandbox_limits, "memory_bytes", lambda: (8 << 30, 1 << 30))
+    few = ("queue.max_running_rollouts=8", "queue.group_size=2", "queue.batch_size=2", "queue.bound=0")
+    given = (*CODE, *few, "eval.num_tasks=0", "sandbox.max_live=500")
+    assert "2 take 604 MB of memory" in only(found(subject(checkpoint, *given), "quota"), "ok").text
+
+
+def test_the_disk_of_work_folders(checkpoint, tmp_path, monkeypatch):
+    given = (*CODE, f"sandbox.directory={tmp_path}/sandboxes")
+    monkeypatch.setattr(sandbox_limits, "free_bytes", lambda folder: 500 * MIB)
+    finding = only(found(subject(checkpoint, *given), "quota"), "warning")
+    assert finding.key == "sandbox.directory"
+    assert f"537 MB at their limits, and 524 MB are free in {tmp_path}/sandboxes" in finding.text
+    local = subject(checkpoint, *given, "sandbox.provider=local")
+    assert only(found(local, "quota"), "ok")  # they are memory there
+
+
+def test_processes_that_there_may_still_be(tmp_path):
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    for name in ("self", "7", "8", "sys/kernel"):
+        (proc / name).mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("4:pids:/one\n0::/\n")
+    assert processes_free(proc, groups) == (None, "")
+    (proc / "sys" / "kernel" / "pid_max").write_text("100\n")
+    assert processes_free(proc, groups) == (98, "the kernel setting kernel.pid_max")
+    (groups / "pids" / "one").mkdir(parents=True)
+    (groups / "pids" / "one" / "pids.max").write_text("50\n")
+    (groups / "pids" / "one" / "pids.current").write_text("20\n")
+    assert processes_free(proc, groups) == (30, f"the limit of the control group {groups}/pids/one")
+
+
+@pytest.mark.parametrize("provider", ["bubblewrap", "local"])
+def test_a_sandbox_is_made_used_and_ended(checkpoint, tmp_path, provider):
+    here = (f"sandbox.directory={tmp_path}/sandboxes", f"sandbox.provider={provider}")
+    findings = found(subject(checkpoint, *CODE, *here), "environment", "image", "sandbox")
+    assert [one.level for one in findings] == ["ok"] * 3
+    assert findings[0].text.startswith("a command ran in it; ")
+    assert re.fullmatch(
+        r"one was made in \d+ ms, its first command answered after \d+ ms more, and it was gone \d+ ms "
+        "after its end was asked for",
+        findings[1].text,
     )
-    assert "no environment" in only(found(subject(checkpoint), "environment", "sandbox"), "ok").text
+    assert findings[2].text == "its clock shows this machine's time"
+    assert not list(tmp_path.glob("sandboxes/*/*"))
+    assert "no environment" in only(found(subject(checkpoint), "environment", "image", "sandbox"), "ok").text
+
+
+def test_a_sandbox_that_cannot_be_made(checkpoint, tmp_path):
     (tmp_path / "file").touch()
     findings = found(
-        subject(checkpoint, *CODE, f"sandbox.directory={tmp_path}/file/x"), "environment", "sandbox"
+        subject(checkpoint, *CODE, f"sandbox.directory={tmp_path}/file/x"), "environment", "image", "sandbox"
     )
     assert only(findings, "error").error is not None
+
+
+def test_what_a_sandbox_begins_with(checkpoint, tmp_path):
+    def look(image):
+        return only(found(subject(checkpoint, *CODE, f"sandbox.image={image}"), "image"), expected)
+
+    expected = "ok"
+    assert look("").text == "none: a sandbox begins with an empty folder"
+    (tmp_path / "files").mkdir()
+    (tmp_path / "needs.txt").write_text("")
+    with tarfile.open(tmp_path / "files.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "files", "files")
+    assert look(tmp_path / "files").text == f"{tmp_path}/files, a folder"
+    assert look(tmp_path / "needs.txt").text == f"{tmp_path}/needs.txt, a requirements file"
+    assert look(tmp_path / "files.tar.gz").text == f"{tmp_path}/files.tar.gz, an archive"
+    assert "no environment" in only(found(subject(checkpoint), "image"), "ok").text
+    expected = "error"
+    (tmp_path / "files.zip").write_bytes(b"PK")
+    for name in ("files.zip", "none"):
+        finding = look(tmp_path / name)
+        assert (finding.key, finding.value) == ("sandbox.image", f"{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize("provider", ["bubblewrap", "local"])
+def test_a_sandbox_is_tried_with_its_image(checkpoint, tmp_path, monkeypatch, provider):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "data").write_text("x")
+    given = (f"sandbox.image={tmp_path}/files", f"sandbox.provider={provider}")
+    here = f"sandbox.directory={tmp_path}/sandboxes"
+    findings = found(subject(checkpoint, *CODE, *given, here), "environment", "image", "sandbox")
+    assert [one.level for one in findings] == ["ok"] * 3
+
+
+def test_what_dead_runs_left_behind(checkpoint, tmp_path, monkeypatch):
+    folder = tmp_path / "leases"
+    folder.mkdir()
+    monkeypatch.setattr("headway.sandbox.leases.lease_folder", lambda: folder)
+    assert "no environment" in only(found(subject(checkpoint), "left over"), "ok").text
+    text = "no dead run left a sandbox behind"
+    assert only(found(subject(checkpoint, *CODE), "left over"), "ok").text == text
+    script = (
+        "import os, sys\nfrom pathlib import Path\nfrom headway.sandbox.leases import LeaseBook\n"
+        "from headway.sandbox.settings import SandboxSettings\n"
+        "for run, count in (('first', 2), ('second', 1)):\n"
+        f"    book = LeaseBook(run, SandboxSettings(), folder=Path({str(folder)!r}))\n"
+        "    for number in range(count): book.begin(f'{run}{number}', {'run': run})\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": os.pathsep.join(sys.path)}, check=False)
+    finding = only(found(subject(checkpoint, *CODE), "left over"), "warning")
+    assert finding.text == "dead processes left 3 sandboxes behind (first: 2, second: 1)"
+    assert finding.remedy.startswith("Run `headway sandbox reap --all-dead`")
+    for path in folder.iterdir():
+        path.unlink()
+    book = LeaseBook("mine", SandboxSettings(), folder=folder)
+    book.begin("s", {"run": "mine"})
+    found_text = only(found(subject(checkpoint, *CODE), "left over"), "ok").text
+    assert found_text == f"{text}; live processes have 1 here"
+    book.close()
+    monkeypatch.setattr(sandboxes, "read_books", Mock(side_effect=SandboxError("the folder cannot be made")))
+    assert "cannot be made" in only(found(subject(checkpoint, *CODE), "left over"), "warning").text
+
+
+class Stranger:
+    """A provider elsewhere: slow, with a clock of its own, and sandboxes that stay."""
+
+    stays, ahead_s = False, 0.0
+
+    async def preflight(self):
+        return [Guarantee("network", "enforced")]
+
+    async def create(self, sandbox_id, labels):
+        return self
+
+    async def exec(self, argv):
+        return ExecResult(0, None, str(time.time() + self.ahead_s), "", False, "exit", 0.0)
+
+    async def terminate(self):
+        pass
+
+    async def list(self, labels):
+        return ["check"] * self.stays
+
+
+def test_a_slow_start_a_wrong_clock_and_a_sandbox_that_stays_are_told(checkpoint, monkeypatch):
+    provider = Stranger()
+    monkeypatch.setattr(sandboxes, "make_provider", lambda settings: provider)
+
+    def look():
+        return found(subject(checkpoint, *CODE), "environment", "image", "sandbox")
+
+    assert [one.level for one in look()] == ["ok"] * 3
+    provider.ahead_s = -90.0
+    assert "its clock is 90.0 s behind this machine's" in look()[2].text
+    provider.ahead_s = 3600.0
+    assert "its clock is 3,600.0 s ahead of this machine's" in look()[2].text
+    provider.stays = True
+    assert "headway sandbox reap --all-dead" in look()[1].remedy
+    monkeypatch.setattr(sandboxes, "_SLOW_S", -1.0)
+    provider.stays = False
+    assert (look()[1].level, look()[1].key) == ("warning", "sandbox.provider")
+    monkeypatch.setattr(Stranger, "exec", broken := AsyncMock(return_value=NOTHING))
+    (finding,) = look()
+    assert (finding.level, "no such interpreter" in finding.text) == ("error", True)
+    assert broken.await_count == 1
+
+
+NOTHING = ExecResult(127, None, "", "no such interpreter", False, "exit", 0.0)

@@ -59,7 +59,7 @@ class Mine:
         return Reward(0.5, ("half",))
 '''
 LINE = MINE.splitlines().index('            raise KeyError("gone")  # here') + 1
-ALL = ("model", "tokenizer", "chat template", "environment", "sandbox", "prompts", "rollout")
+ALL = ("model", "tokenizer", "chat template", "environment", "image", "sandbox", "prompts", "rollout")
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_the_command_says_one_line_a_check_and_sums_up(config, capsys):
         check.name for check in CHECKS
     ]
     assert lines[len(CHECKS)] == "Memory, estimated:"
-    assert lines[-1] == "16 ok, 0 warnings, 0 errors. The run can start."
+    assert lines[-1] == "18 ok, 0 warnings, 0 errors. The run can start."
     assert not any("\x1b" in line for line in lines)
     assert not (config.parent / "runs").exists()
 
@@ -230,7 +230,7 @@ def test_the_command_says_one_line_a_check_and_sums_up(config, capsys):
 def test_exit_codes(config, capsys):
     idle = "trainer.decay_steps=5"
     assert main(["check", str(config), idle]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "15 ok, 1 warning, 0 errors. The run can start."
+    assert capsys.readouterr().out.splitlines()[-1] == "17 ok, 1 warning, 0 errors. The run can start."
     assert main(["check", str(config), idle, "--strict"]) == 2
     assert main(["check", str(config), "generator.max_context_tokens=2000"]) == 2
 

@@ -46,6 +46,8 @@ def interpreter():
     [
         ("tests/contract/test_local_provider.py", "TestLocal and not Without"),
         ("tests/unit/test_sandbox_hostile_table.py", "not plain"),
+        ("tests/unit/test_sandbox_traps.py", "trap"),
+        ("tests/unit/test_sandbox_soak.py", "come_and_go"),
         ("tests/unit/test_sandbox_images.py", "not bubblewrap"),
     ],
 )

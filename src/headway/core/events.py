@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headway.core.codec import from_plain
-from headway.core.records import FinishReason, VersionSpan
+from headway.core.records import FinishReason, SandboxUse, VersionSpan
 
 SCHEMA_VERSION = 4
 
@@ -117,7 +117,8 @@ class SandboxReady:
     rollout: str
     attempt: int
     sandbox: str
-    start_s: float  # seconds from grant to ready
+    start_s: float  # seconds from the moment that its creation began to ready
+    origin: Literal["new", "warm", "snapshot", "rebuilt"] = "new"  # rebuilt: in place of one that was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,8 @@ class SandboxReleased:
     rollout: str
     attempt: int
     sandbox: str
+    end_s: float | None = None  # that its end took, None where nothing had to end
+    use: SandboxUse | None = None  # what it held at its end, None where the provider does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,8 @@ class SandboxLost:
     rollout: str
     attempt: int
     sandbox: str
-    cause: str
+    cause: str  # one line
+    failure: str = ""  # its short name: start, start_timeout, gone, end, worker_lost, infra
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,9 @@ class ToolEnded:
     call: int  # index among the attempt's calls; a lower one than expected is a repetition
     duration_s: float
     cause: str  # exit, wall, oom, ... as the sandbox says
+    overhead_s: float | None = None  # of duration_s, all but the run of the command: starting it, clearing up
+    cpu_s: float | None = None  # of all its processes, None where the provider does not tell
+    memory_bytes: int | None = None  # most that it held, likewise
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,16 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
+class SandboxUse:
+    """What a sandbox used, over its whole life or at its end; None where the provider does not tell."""
+
+    cpu_s: float | None = None  # of all its commands
+    memory_bytes: int | None = None  # most that its processes held at once
+    disk_bytes: int | None = None  # in its work folder
+    num_files: int | None = None  # files and folders there
+
+
+@dataclass(frozen=True, slots=True)
 class Latency:
     """Where a rollout's time went, in seconds. The parts sum to the time from its start to its score.
 

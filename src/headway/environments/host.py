@@ -203,6 +203,7 @@ class RolloutHost:
             shelf.connect(chat, lease)
             outcome = await self._supervise(environment.rollout(task, chat, lease))
             chat.record.must_be_told()
+            lease.must_be_intact()
             ended = finish_rollout(command, task, chat, outcome, lease, self._payloads)
         except asyncio.CancelledError:
             if attempt.broken is not None:
@@ -279,6 +280,7 @@ class RolloutHost:
             reward = checked(await self._supervise(work, lambda: timeout_s + lease.outside_s), num_turns)
         except OverdueError:
             raise OverdueError("a rollout must be scored within reward.timeout_s", value=timeout_s) from None
+        lease.must_be_intact()
         return scored(command, reward, stopwatch() - began - lease.waited_s, lease.start_s)
 
     async def _supervise(

@@ -10,6 +10,9 @@ With a record that is kept, every call and its result is recorded; one of an ear
 without a sandbox. At the first call beyond it, and when the sandbox is found dead (`revive`), its state
 is rebuilt in the place that was granted: from the newest snapshot, if there is one, and the recorded calls
 after it, in their order. What they return then is not compared: a command that tells the time is no fault.
+
+A failure of the infrastructure is remembered: an environment may catch it and go on, but what it then makes
+of the rollout is no outcome, and no reward (`must_be_intact`).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.clock import stopwatch
-from headway.core.errors import SandboxError, SandboxRefusedError
+from headway.core.errors import EnvironmentFault, SandboxError, SandboxRefusedError
 from headway.core.events import (
     Event,
     SandboxLost,
@@ -32,6 +35,7 @@ from headway.core.events import (
 )
 from headway.core.protocols import ExecResult
 from headway.environments.record import Call, Record
+from headway.environments.usage import UseSoFar, prepared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,6 +77,8 @@ class SandboxLease:
         self.turn: Callable[[], int] = lambda: 0  # index of the turn that tool calls belong to
         self.start_s = 0.0
         self.num_execs = 0
+        self._use = UseSoFar()
+        self._failure: SandboxError | None = None  # of the infrastructure
 
     @property
     def id(self) -> str:
@@ -111,10 +117,17 @@ class SandboxLease:
         self._decided.set()
         ending: Event = SandboxReleased(self._rollout, self._attempt, self._id)
         if self._inner is not None:
+            began, inner, use = stopwatch(), self._inner, None
             try:
-                await self._inner.terminate()
+                try:
+                    use = None if self._calling else await self._use.at_its_end(inner)
+                finally:  # cancelled while it was asked, it must go all the same
+                    await inner.terminate()
             except (SandboxError, OSError) as error:
-                ending = SandboxLost(self._rollout, self._attempt, self._id, f"not removed: {error}")
+                ending = self._lost(f"not removed: {error}", "end")
+            else:
+                spent_s = stopwatch() - began
+                ending = SandboxReleased(self._rollout, self._attempt, self._id, spent_s, use)
             self._inner = None
         if held:
             self._emit(ending)
@@ -128,6 +141,8 @@ class SandboxLease:
         limits: ExecLimits | None = None,
     ) -> ExecResult:
         """Run a command; see `Sandbox`."""
+        if not argv or any("\0" in word for word in argv):  # which no system can run
+            raise EnvironmentFault("a command must have a word, and no word of it a NUL")
         return await self._call(Call.exec(argv, stdin, env, limits), self._timed_exec)
 
     async def write(self, path: str, data: bytes) -> None:
@@ -151,12 +166,16 @@ class SandboxLease:
         known = self.record.called(call)
         if known is not None:
             self.num_execs += known.op == "exec"
+            if known.failed and known.op == "exec":
+                self._failure = SandboxError(known.failed)
             return known.answer()
         sandbox = await self._ready()
         self._calling += 1
         try:
             value = await run(call, sandbox)
         except SandboxError as error:
+            if self._state == "granted" and (call.op == "exec" or not await self._provider.alive(self._id)):
+                self._failure = error
             if self.record.kept:
                 call.failed = error.rule
                 self.record.calls.append(call)
@@ -170,19 +189,27 @@ class SandboxLease:
 
     async def _timed_exec(self, call: Call, sandbox: Sandbox) -> ExecResult:
         began = stopwatch()
-        cause = "infra"
+        cause, ran_s = "infra", None
+        used: tuple[float | None, int | None] = (None, None)
         try:
             result: ExecResult = await call.run(sandbox)
-            cause = result.cause
+            cause, ran_s, used = result.cause, result.wall_s, self._use.add(result)
         finally:
             number = self.num_execs
             self.num_execs += 1
             if self._purpose == "rollout":
                 spent_s = stopwatch() - began
-                self._emit(ToolEnded(self._rollout, self._attempt, self.turn(), number, spent_s, cause))
+                beside_s = None if ran_s is None else max(0.0, spent_s - ran_s)
+                of = (self._rollout, self._attempt, self.turn(), number)
+                self._emit(ToolEnded(*of, spent_s, cause, beside_s, *used))
         if result.cause == "infra":
             raise SandboxError(f"the sandbox failed: {result.stderr.strip()[:200] or 'no reason given'}")
         return result
+
+    def must_be_intact(self) -> None:
+        """Raise the SandboxError that the infrastructure caused, whoever caught it."""
+        if self._failure is not None:
+            raise self._failure
 
     async def terminate(self) -> None:
         """End the sandbox; see `Sandbox`."""
@@ -201,20 +228,25 @@ class SandboxLease:
                 await inner.terminate()
             if self.record.kept:
                 began = stopwatch()
-                sandbox = await self._built()
+                try:
+                    sandbox, _ = await self._built()
+                except SandboxError as error:
+                    self._failure = error
+                    raise
                 await self._still_wanted(sandbox)
                 self._inner, spent_s = sandbox, stopwatch() - began
                 self.start_s += spent_s
-                self._emit(SandboxReady(self._rollout, self._attempt, self._id, spent_s))
+                self._emit(SandboxReady(self._rollout, self._attempt, self._id, spent_s, "rebuilt"))
                 return
             self._state = "released"
             cause = "what was done in the sandbox is gone"
-            self._emit(SandboxLost(self._rollout, self._attempt, self._id, cause))
-            raise SandboxError(
+            self._emit(self._lost(cause, "gone"))
+            self._failure = SandboxError(
                 f"the sandbox was lost: {cause}",
                 value=self._id,
                 remedy='An environment that declares resume = "replay" or "snapshot" gets it rebuilt',
             )
+            raise self._failure
 
     async def snapshot(self, labels: Mapping[str, str]) -> bool:
         """Store the sandbox's state and let the record name it; return whether that was done.
@@ -239,17 +271,20 @@ class SandboxLease:
             assert self._inner is not None
             return self._inner
 
-    async def _built(self) -> Sandbox:
-        """Create the sandbox and bring it to the state that the record tells of."""
+    async def _built(self) -> tuple[Sandbox, Literal["new", "warm", "snapshot"]]:
+        """Create the sandbox and bring it to the state that the record tells of; say what it came from."""
         record, sandbox = self.record, None
         first = record.num_calls_in_snapshot
+        origin: Literal["new", "warm", "snapshot"] = "snapshot"
         if record.snapshot and self.store is not None and self._provider.snapshots:
             # Without its snapshot (a later one took its place) the whole record gives the same state.
             with contextlib.suppress(SandboxError):
                 sandbox = await self._provider.restore(self._id, self._labels, self.store, record.snapshot)
         if sandbox is None:
             sandbox, first = await self._provider.create(self._id, self._labels), 0
+            origin = "warm" if getattr(sandbox, "warm", False) else "new"
         try:
+            await prepared(sandbox)
             for call in record.calls[first:]:
                 try:
                     value = await call.run(sandbox)
@@ -262,7 +297,7 @@ class SandboxLease:
         except BaseException:
             await sandbox.terminate()
             raise
-        return sandbox
+        return sandbox, origin
 
     async def _create(self) -> None:
         if self._state == "unused":
@@ -276,7 +311,7 @@ class SandboxLease:
         self._check()
         began = self._starts_at = stopwatch()
         try:
-            sandbox = await self._built()
+            sandbox, origin = await self._built()
         except SandboxRefusedError as error:
             self._check()
             self._state = "wanted"
@@ -287,14 +322,19 @@ class SandboxLease:
             return
         except SandboxError as error:
             self._state = "released"
-            self._emit(SandboxLost(self._rollout, self._attempt, self._id, error.rule))
+            kind = "start_timeout" if "start_timeout_s" in error.rule else "start"
+            self._emit(self._lost(error.rule, kind))
+            self._failure = error
             raise
         finally:
             self._starts_at = None
         await self._still_wanted(sandbox)
         self._inner = sandbox
         self.start_s = stopwatch() - began
-        self._emit(SandboxReady(self._rollout, self._attempt, self._id, self.start_s))
+        self._emit(SandboxReady(self._rollout, self._attempt, self._id, self.start_s, origin))
+
+    def _lost(self, cause: str, kind: str) -> SandboxLost:
+        return SandboxLost(self._rollout, self._attempt, self._id, cause, kind)
 
     async def _still_wanted(self, sandbox: Sandbox) -> None:
         """End a sandbox that was released by somebody who could not see it yet."""

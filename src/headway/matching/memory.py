@@ -35,7 +35,7 @@ Generator, each replica
 Others
     driver and environment workers: measured; what an environment's own data take is not known
     handed over   5 versions of 4 T in /dev/shm
-    sandboxes     max_live * memory_mb at most
+    sandboxes     max_live * (memory_mb + tmpfs_mb) at most, and work_mb of provider local
 
 KV, sandboxes and the handed over versions are upper limits; the trainer and the generator were within 15 %
 of their measured peaks (docs/check.md).
@@ -118,8 +118,10 @@ def estimate_memory(facts: ModelFacts, config: Config, *, needs_sandbox: bool = 
         Part("shared", "handed over versions", handover_bytes(facts, config), is_limit=True),
     ]
     if needs_sandbox:
-        most = min(config.sandbox.max_live, in_flight) * config.sandbox.memory_mb * MIB
-        parts.append(Part("sandboxes", "programs in them", most, is_limit=True))
+        sandbox, live = config.sandbox, min(config.sandbox.max_live, in_flight)
+        kept_mb = sandbox.tmpfs_mb + (sandbox.work_mb if sandbox.provider == "local" else 0)
+        parts.append(Part("sandboxes", "programs in them", live * sandbox.memory_mb * MIB, is_limit=True))
+        parts.append(Part("sandboxes", "files in memory", live * kept_mb * MIB, is_limit=True))
     return MemoryEstimate(tuple(parts))
 
 

@@ -63,6 +63,12 @@ def guarantees(*, pids: bool, copied: bool | None = None) -> list[Guarantee]:
         Guarantee("memory", "best-effort", f"the limit holds for each process; {cgroups}"),
         Guarantee("cpu", "best-effort", "the limit holds for each process; the wall limit bounds the sum"),
         Guarantee("disk", "best-effort", "/tmp has a size; the work folder is looked at ten times a second"),
+        Guarantee(
+            "first_process",
+            "best-effort",
+            "bubblewrap's own process in a sandbox has the model's uid: a program can write to it, and forge "
+            'how its own command ended, no more; sandbox.provider = "local" closes it',
+        ),
         Guarantee("pids", "enforced")
         if pids
         else Guarantee(
@@ -82,7 +88,7 @@ def local_guarantees(*, pids: bool, image: bool | None = None) -> list[Guarantee
     shared = [] if image is None else [_SHARED if image else _COPIED]
     enforced = (
         "network", "host_files", "environment", "wall", "output", "nested_namespaces", "file_size", "disk",
-        "files", "syscalls", "snapshot",
+        "files", "first_process", "syscalls", "snapshot",
     )  # fmt: skip
     return [
         *(Guarantee(name, "enforced") for name in enforced),

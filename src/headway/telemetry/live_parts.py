@@ -161,11 +161,13 @@ def _rollouts(state: LiveState) -> Iterator[Fact]:
 
 
 def _sandboxes(state: LiveState) -> Iterator[Fact]:
-    places, lost = state.sandboxes, state.metrics.num_sandboxes_lost
+    places, lost = state.sandboxes, state.metrics.sandboxes.num_lost
     if not places.starts_s and not places.live and not places.num_waiting and not lost:
         return
     most = state.setting("sandbox", "max_live")
     pieces = [Span(f"{len(places.live)}{f' of {most}' if most else ''} live")]
+    if places.starting:
+        pieces.append(Span(f"{len(places.starting)} starting"))
     if places.num_waiting:
         pieces.append(Span(f"{places.num_waiting} waiting", NOTABLE))
     if lost:
@@ -173,6 +175,9 @@ def _sandboxes(state: LiveState) -> Iterator[Fact]:
     if places.starts_s:
         tails = Tails(places.starts_s).summary()
         pieces += [Span(f"start {seconds(tails['mean'])}"), Span(f"p99 {seconds(tails['p99'])}")]
+    if places.calls_s:
+        tails = Tails(places.calls_s).summary()
+        pieces += [Span(f"call {seconds(tails['mean'])}"), Span(f"p99 {seconds(tails['p99'])}")]
     yield Fact(55, "sandboxes", pieces)
 
 

@@ -158,6 +158,8 @@ class LiveState:
                     flight.num_turns = max(flight.num_turns, event.turn + 1)
                     self._move(flight, "tool" if flight.in_sandbox else "generating")
             case events.ToolEnded() | events.RolloutResumed():
+                if isinstance(event, events.ToolEnded):
+                    self.sandboxes.calls_s.append(event.duration_s)
                 if flight := self._flight(event.rollout, event.attempt):
                     self._move(flight, "generating")
             case events.RolloutParked():
@@ -175,6 +177,9 @@ class LiveState:
                 self._scored(event)
             case events.SandboxWanted() | events.SandboxReady():
                 self._sandbox(event)
+            case events.SandboxRefused():
+                self.sandboxes.gone(event.sandbox)
+                self.sandboxes.wanted(event.rollout, event.sandbox)
             case events.SandboxReleased() | events.SandboxLost():
                 self.sandboxes.gone(event.sandbox)
                 if flight := self._flight(event.rollout, event.attempt):

@@ -21,6 +21,7 @@ from headway.telemetry.pruning import Pruning
 from headway.telemetry.records import Entry, Stat
 from headway.telemetry.rollouts import FinishedRollout, Rollouts
 from headway.telemetry.run_facts import RunFacts, facts_of
+from headway.telemetry.sandboxes import Sandboxes
 from headway.telemetry.steps import StepSeries
 from headway.telemetry.summary import summary_of
 from headway.telemetry.tails import Mean, Tails
@@ -87,12 +88,10 @@ class RunMetrics:
         self.failed_attempts: dict[str, int] = {}
         self.latency = {name: Tails() for name in LATENCY_PARTS}
         self.end_to_end, self.tokens, self.turns, self.tool_calls = Tails(), Tails(), Tails(), Tails()
-        self.publish_s, self.pause_s, self.sandbox_start_s = Tails(), Tails(), Tails()
+        self.publish_s, self.pause_s = Tails(), Tails()
+        self.sandboxes = Sandboxes()
         self.reward_metrics: dict[str, Mean] = {}  # the environment's own, by name
         self.environment_staleness: dict[int, int] = {}
-        self.sandboxes_started: set[str] = set()
-        self.num_sandboxes_lost = 0
-        self.num_sandboxes_never_ready = 0
         self.when_finished: Callable[[FinishedRollout], None] | None = None
         self._rollouts = Rollouts()
 
@@ -118,6 +117,8 @@ class RunMetrics:
         self._advance(t)
         if not record.is_ignored:
             self._event(t, record.event)
+        elif isinstance(record.event, (events.SandboxReleased, events.SandboxLost)):
+            self.sandboxes.forget(t, record.event.sandbox)
         starts = [command for command in record.commands if isinstance(command, commands.StartRollout)]
         for command in starts:  # one that is stopped at once starts and settles in the same entry
             self._command(t, command)
@@ -132,6 +133,7 @@ class RunMetrics:
         self.window.advance(t)
         self.depth.advance(t)
         self.partial.advance(t)
+        self.sandboxes.advance(t)
         if self.limits_concurrency:
             self.concurrency.advance(t)
 
@@ -142,28 +144,36 @@ class RunMetrics:
             case events.ReplicaChanged():
                 self.preemptions[event.replica, event.epoch] = event.num_preemptions
             case events.ToolEnded():
-                self._rollouts.tool_ended(event)
+                if self._rollouts.tool_ended(event):
+                    self.sandboxes.called(event)
             case events.RolloutParked():
                 self.partial.parked(t, event)
             case events.RolloutResumed():
                 self._rollouts.resumed_rollout(event)
                 self.partial.resumed(event)
             case events.SandboxWanted():
+                self.sandboxes.wanted(t, event)
                 self._rollouts.sandbox_wanted(event)
-            case events.SandboxReady() if event.sandbox not in self.sandboxes_started:
-                self.sandbox_start_s.add(event.start_s)
-                self.sandboxes_started.add(event.sandbox)
-                self._rollouts.sandbox_ready(event)
+            case events.SandboxReady():
+                if self.sandboxes.ready(t, event):
+                    self._rollouts.sandbox_ready(event)
+            case events.SandboxRefused():
+                self.sandboxes.refused(t, event.sandbox)
+            case events.SandboxReleased():
+                self.sandboxes.released(t, event)
             case events.SandboxLost():
-                self.num_sandboxes_lost += 1
-                self.num_sandboxes_never_ready += event.sandbox not in self.sandboxes_started
+                self.sandboxes.lost(t, event)
             case events.RolloutEnded():
                 self._rollouts.ended(event)
                 self.partial.ended(event.rollout)
                 self.ledger.ended(event.rollout, event.num_tokens)
             case events.RolloutFailed():
                 self._rollouts.failed(event.rollout, event.attempt)
+                self.sandboxes.rollout_over(t, event.rollout)
+            case events.ScoreFailed():
+                self.sandboxes.rollout_over(t, event.rollout)
             case events.Scored():
+                self.sandboxes.rollout_over(t, event.rollout)
                 finished = self._rollouts.scored(t, event)
                 if finished is not None and finished.purpose == "train":
                     self._finished(finished)
@@ -196,6 +206,7 @@ class RunMetrics:
     def _note(self, t: float, note: notes.Note) -> None:
         match note:
             case notes.RolloutSettled():
+                self.sandboxes.rollout_over(t, note.rollout)
                 self.ledger.settled(note)
                 self.groups.rollout_settled(note)
                 self.pruning.settled(note)
@@ -246,6 +257,8 @@ class RunMetrics:
                 self._stopping(t)
             case notes.Warned():
                 self._warn(t, note.code, note.text)
+                if note.code == "sandbox_timeout":
+                    self.sandboxes.failed("deadline", note.text)
             case _:
                 pass
 
@@ -260,6 +273,10 @@ class RunMetrics:
                         self.window.train_rollout_started(t)
                         self.steps.window_opened(t)
                     self.depth.started(t, command.group, command.rollout)
+            case commands.GrantSandbox():
+                self.sandboxes.granted(t, command.sandbox)
+            case commands.ReleaseSandbox():
+                self.sandboxes.release_asked(t, command.sandbox)
             case commands.Train():
                 self.steps.training(command)
                 self.lr_scale = command.lr_scale
@@ -320,6 +337,7 @@ class RunMetrics:
         self.steps.resumed(event.step)
         self.tasks.took_back(event.step)
         self.depth.resumed(t)
+        self.sandboxes.resumed(t)
         self._rollouts.resumed()
         self.outcome, self.message, self.failed = "unfinished", "", False
 

@@ -10,7 +10,6 @@ from io import StringIO
 from typing import Any, cast
 
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from headway.core.storage import size
@@ -19,6 +18,8 @@ from headway.telemetry.driver import OVERHEAD_TARGET
 from headway.telemetry.ledger import FATES, KEPT
 from headway.telemetry.mismatch import LARGE, REMEDY
 from headway.telemetry.pruning import SOURCES
+from headway.telemetry.report_sandboxes import section as sandbox_section
+from headway.telemetry.report_table import plain_table
 from headway.telemetry.report_tasks import acceptance_line, oversampling_lines, task_lines
 from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds, sparkline
 from headway.telemetry.visible import harmless
@@ -65,6 +66,7 @@ def report_text(summary: Summary, series: Sequence[Mapping[str, Any]]) -> str:
         ("Rates", _rates(summary)),
         ("Trainer", _trainer(summary)),
         ("Where a rollout's time went", _latency(summary)),
+        ("Sandboxes", sandbox_section(summary)),
         ("Staleness of what was trained", _staleness(summary)),
         ("Parked and resumed rollouts", _partial(summary)),
         ("Tasks", [Text(line) for line in task_lines(summary)]),
@@ -116,7 +118,7 @@ def _outcome(summary: Summary) -> list[RenderableType]:
 
 
 def _learning(summary: Summary, series: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    table = _table("mean of", "first", "last", "change")
+    table = plain_table("mean of", "first", "last", "change")
     for name in ("reward", "eval"):
         first, last = summary[f"{name}.first"], summary[f"{name}.last"]
         single = name == "eval" and summary["rl.eval.num_evaluations"] < 2  # nothing to compare it with
@@ -134,7 +136,7 @@ def _learning(summary: Summary, series: Sequence[Mapping[str, Any]]) -> list[Ren
         f"{percent(summary['rl.group.all_failed_fraction'])}"
     )
     parts.append(Text(text))
-    lengths = _table("a rollout's", *_TAIL)
+    lengths = plain_table("a rollout's", *_TAIL)
     for label, key in (("tokens", "tokens"), ("turns", "turns"), ("tool calls", "tool_calls")):
         tail = summary[f"rl.rollout.{key}"]
         lengths.add_row(label, *(number(tail[part], 1) for part in _TAIL))
@@ -178,7 +180,7 @@ def _rates(summary: Summary) -> list[RenderableType]:
 
 
 def _trainer(summary: Summary) -> list[RenderableType]:
-    table = _table("a step's", *_COURSE)
+    table = plain_table("a step's", *_COURSE)
     for label, name in (*_WATCHED, *_WHERE_ANY):
         course = summary.get(f"rl.loss.{name}")
         if course is not None and ((label, name) in _WATCHED or course["max"]):
@@ -207,7 +209,7 @@ def _latency(summary: Summary) -> list[RenderableType]:
     whole = summary["rl.latency.end_to_end_s"]
     if whole["mean"] is None:
         return [Text("no rollout finished yet")]
-    table = _table("part", "share", *_TAIL)
+    table = plain_table("part", "share", *_TAIL)
     for part in _PARTS:
         tail = summary[f"rl.latency.{part}_s"]
         share = tail["mean"] / whole["mean"] if whole["mean"] else None
@@ -229,9 +231,6 @@ def _latency(summary: Summary) -> list[RenderableType]:
                 "anew: raise generator.kv_cache_mb, or lower generator.max_running"
             )
         )
-    errors = summary["rl.sandbox.error_fraction"]
-    if errors is not None:
-        parts.append(Text(f"sandboxes lost: {percent(errors, 1)}"))
     return parts
 
 
@@ -243,7 +242,7 @@ def _staleness(summary: Summary) -> list[RenderableType]:
     ]
     if all(not data["counts"] for _, data in rows):
         return []
-    table = _table("steps old", "mean", "max", "shares")
+    table = plain_table("steps old", "mean", "max", "shares")
     for label, data in rows:
         if not data["counts"]:
             continue
@@ -258,7 +257,7 @@ def _discards(summary: Summary) -> list[RenderableType]:
     if not reasons:
         return [Text("nothing"), *_pruned(summary)]
     more = [Text(line) for line in (*oversampling_lines(summary), *acceptance_line(summary))]
-    table = _table("reason", "rollouts", "tokens")
+    table = plain_table("reason", "rollouts", "tokens")
     for reason in reasons:
         rollouts, tokens = (summary[f"rl.discard.{reason}.{what}"] for what in ("rollouts", "tokens"))
         label = reason.replace("_", " ") + _MEANING.get(reason, "")
@@ -293,7 +292,7 @@ def _partial(summary: Summary) -> list[RenderableType]:
     buckets = list(dict.fromkeys([*outcomes["fresh"], *outcomes["resumed"]]))
     if not any(bucket != "0" for bucket in buckets) and not summary["rl.rollout.tool_calls"]["max"]:
         return [Text(line) for line in lines]  # none acted on a sandbox
-    table = _table("age of the sandbox's state", "fresh", "mean reward", "resumed", "mean reward")
+    table = plain_table("age of the sandbox's state", "fresh", "mean reward", "resumed", "mean reward")
     for bucket in buckets:
         cells: list[str] = []
         for kind in ("fresh", "resumed"):
@@ -329,7 +328,7 @@ def _evaluation(summary: Summary) -> list[RenderableType]:
         return []
     several = points[-1]["n"] > 1
     titles = [f"pass@{points[-1]['n']}"] if several else []
-    table = _table("version", "time", "reward", "pass@1", *titles, "rollouts")
+    table = plain_table("version", "time", "reward", "pass@1", *titles, "rollouts")
     for point in points:
         cells = [seconds(point["t"]), number(point["reward"], 3), percent(point["pass_at_1"])]
         cells += [percent(point["pass_at_n"])] if several else []
@@ -384,14 +383,6 @@ def _warnings(summary: Summary) -> list[RenderableType]:
         warning = newest[code]
         lines.append(Text(f"{code}{times} at {seconds(warning['t'])}: {warning['text']}"))
     return lines
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="left" if name == "shares" else "right")
-    return table
 
 
 def _finite(value: object) -> object:

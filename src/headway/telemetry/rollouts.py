@@ -103,17 +103,18 @@ class Rollouts:
                 newest = event.spans[-1].number
                 attempt.environment_staleness.append(newest - attempt.oldest_tool_version)
 
-    def tool_ended(self, event: ToolEnded) -> None:
-        """A tool call is over."""
+    def tool_ended(self, event: ToolEnded) -> bool:
+        """A tool call is over; say whether it is one of an attempt in flight that was not told before."""
         attempt = self._attempt(event.rollout, event.attempt)
         if attempt is None or event.call in attempt.calls:
-            return
+            return False
         attempt.calls.add(event.call)
         attempt.tool_s += event.duration_s
         version = attempt.first_versions.get(event.turn)
         if version is not None:
             known = attempt.oldest_tool_version
             attempt.oldest_tool_version = version if known is None else min(known, version)
+        return True
 
     def resumed_rollout(self, event: RolloutResumed) -> None:
         """A parked rollout goes on."""

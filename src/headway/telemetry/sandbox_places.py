@@ -10,12 +10,16 @@ class SandboxPlaces:
 
     Attributes:
         live: ids between their grant and their end.
+        starting: those of them that do not run yet.
         starts_s: seconds from grant to ready, of the newest ones.
+        calls_s: seconds of the newest calls.
     """
 
     def __init__(self, num_recent: int) -> None:
         self.live: set[str] = set()
+        self.starting: set[str] = set()
         self.starts_s: deque[float] = deque(maxlen=num_recent)
+        self.calls_s: deque[float] = deque(maxlen=num_recent)
         self._wishes: dict[str, str] = {}  # sandbox -> rollout
         self._wish_of: dict[str, str] = {}  # rollout -> the newest sandbox that it waits for
 
@@ -33,16 +37,19 @@ class SandboxPlaces:
         """It may be created now."""
         self._end_wish(sandbox)
         self.live.add(sandbox)
+        self.starting.add(sandbox)
 
     def ready(self, sandbox: str, start_s: float) -> None:
         """It runs."""
         self.live.add(sandbox)
+        self.starting.discard(sandbox)
         self.starts_s.append(start_s)
 
     def gone(self, sandbox: str) -> None:
         """It ended, asked or not."""
         self._end_wish(sandbox)
         self.live.discard(sandbox)
+        self.starting.discard(sandbox)
 
     def forget_wish(self, rollout: str) -> None:
         """A rollout ended: it waits for no sandbox any more."""
@@ -52,6 +59,7 @@ class SandboxPlaces:
     def clear(self) -> None:
         """A new life begins: nothing of the old one is there."""
         self.live.clear()
+        self.starting.clear()
         self._wishes.clear()
         self._wish_of.clear()
 

@@ -115,7 +115,6 @@ def _staleness(metrics: RunMetrics) -> dict[str, Any]:
 
 
 def _rollouts(metrics: RunMetrics) -> dict[str, Any]:
-    resolved = len(metrics.sandbox_start_s) + metrics.num_sandboxes_never_ready
     return {
         "rl.pass_at.1": ratio(metrics.num_solved, metrics.num_rollouts),
         **{f"rl.latency.{name}": tails.summary() for name, tails in metrics.latency.items()},
@@ -125,8 +124,7 @@ def _rollouts(metrics: RunMetrics) -> dict[str, Any]:
         "rl.rollout.tool_calls": metrics.tool_calls.summary(),
         "rl.rollout.truncated_fraction": ratio(metrics.num_truncated, metrics.num_rollouts),
         "rl.rollout.failed_attempts": dict(sorted(metrics.failed_attempts.items())),
-        "rl.sandbox.start_s": metrics.sandbox_start_s.summary(),
-        "rl.sandbox.error_fraction": ratio(metrics.num_sandboxes_lost, resolved),
+        **metrics.sandboxes.summary(),
         "rl.weights.publish_s": metrics.publish_s.summary(),
         "rl.weights.pause_s": metrics.pause_s.summary(),
         "rl.weights.superseded": metrics.num_superseded,

@@ -97,10 +97,15 @@ def test_sandboxes_are_counted_from_grant_to_end(kit):
     s.start(1.0, "g0.0", "g0.1")
     s.event(1.0, e.SandboxWanted("g0.0", 0, "s0", "rollout"), c.GrantSandbox("g0.0", 0, "s0"))
     s.event(1.0, e.SandboxWanted("g0.1", 0, "s1", "rollout"))
-    assert said(s, "sandboxes") == ["1 of 3 live", "1 waiting"]
+    assert said(s, "sandboxes") == ["1 of 3 live", "1 starting", "1 waiting"]
+    s.event(1.2, e.SandboxRefused("g0.0", 0, "s0", "no more now"))
+    assert said(s, "sandboxes") == ["0 of 3 live", "2 waiting"]
+    s.event(1.4, e.DeadlinePassed(), c.GrantSandbox("g0.0", 0, "s0"))
     s.event(1.5, e.SandboxReady("g0.0", 0, "s0", 0.5))
     s.event(2.0, e.RolloutFailed("g0.1", 0, "environment", "exception", ""))
     assert said(s, "sandboxes") == ["1 of 3 live", "start 0.50s", "p99 0.50s"]
+    s.event(2.5, e.ToolEnded("g0.0", 0, 0, 0, 0.25, "exit"))
+    assert said(s, "sandboxes")[-2:] == ["call 0.25s", "p99 0.25s"]
     s.event(3.0, e.SandboxLost("g0.0", 0, "s0", "infra"))
     assert said(s, "sandboxes")[:2] == ["0 of 3 live", "1 lost"]
 

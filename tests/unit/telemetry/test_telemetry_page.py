@@ -12,7 +12,7 @@ import pytest
 from headway.core import events as e
 from headway.core import notes as n
 from headway.core.records import Latency
-from headway.telemetry.page.collect import PageData, SlowStart
+from headway.telemetry.page.collect import PageData
 from headway.telemetry.page.parts import SettingRow
 from headway.telemetry.page.render import render
 from headway.telemetry.page.thin import MAX_POINTS
@@ -115,8 +115,8 @@ def test_every_figure_is_one_that_plotly_knows_and_no_axes_are_empty(whole):
 def test_sections_without_content_are_left_out(whole, kit):
     page = page_of(whole)
     assert page.sections == [
-        "outcome", "learning", "flow", "staleness", "lengths", "time", "discards", "trainer", "cost",
-        "config", "versions",
+        "outcome", "learning", "flow", "staleness", "lengths", "time", "sandboxes", "discards", "trainer",
+        "cost", "config", "versions",
     ]  # fmt: skip
     links = {value for key, value in page.attributes if key == "href"}
     assert links == {f"#{name}" for name in page.sections[1:]}
@@ -253,8 +253,8 @@ def test_the_slowest_are_kept_and_starts_that_took_no_time_are_none(kit):
         script.event(float(number), ready)
         script.quick(number + 0.1 * number, name, 1.0)
     data = data_of(script, kit.header())
-    starts = data.slowest_starts.items(SlowStart)
-    assert [start.sandbox for start in starts] == [f"sb{number}" for number in range(39, 27, -1)]
+    starts = data.metrics.summary()["rl.sandbox.slowest_starts"]
+    assert [start["sandbox"] for start in starts] == [f"sb{number}" for number in range(39, 27, -1)]
     page = page_of(data)
     assert "Slowest rollouts" in page.shown
     assert "Slowest sandbox starts" in page.shown

@@ -101,7 +101,8 @@ def memory_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup
     facts = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
     total = facts["MemTotal"]
     free = facts.get("MemAvailable", facts["MemFree"])
-    for folder, limit_name, used_name in _groups(proc, groups):
+    names = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for folder, limit_name, used_name in _groups(proc, groups, "memory", *names):
         limit, used = _number(folder / limit_name), _number(folder / used_name)
         if limit is not None and limit < total:
             cached = _statistics(folder / "memory.stat").get("inactive_file", 0)
@@ -109,19 +110,45 @@ def memory_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup
     return total, max(0, free)
 
 
-def _groups(proc: Path, groups: Path) -> Iterator[tuple[Path, str, str]]:
-    """Yield the control groups around this process, version 2 and 1, with the names of limit and use."""
+def processes_free(
+    proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")
+) -> tuple[int | None, str]:
+    """Return how many more processes there may be, and what says so; None where nothing does.
+
+    The narrowest of the kernel's limits and those of the control groups around this process.
+    """
+    running = sum(name.isdigit() for name in os.listdir(proc))
+    found = [
+        (max(0, limit - running), f"the kernel setting kernel.{name}")
+        for name in ("pid_max", "threads-max")
+        if (limit := _number(proc / "sys" / "kernel" / name)) is not None
+    ]
+    names = "pids.max", "pids.current"
+    for folder, limit_name, used_name in _groups(proc, groups, "pids", names, names):
+        if (limit := _number(folder / limit_name)) is not None:
+            left = limit - (_number(folder / used_name) or 0)
+            found.append((max(0, left), f"the limit of the control group {folder}"))
+    return min(found, default=(None, ""))
+
+
+def _groups(
+    proc: Path, groups: Path, controller: str, second: tuple[str, str], first: tuple[str, str]
+) -> Iterator[tuple[Path, str, str]]:
+    """Yield the control groups around this process, with the names of limit and use.
+
+    These names are `second` in version 2 of control groups and `first` in version 1.
+    """
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        root, names = groups, ("memory.max", "memory.current")
+        root, names = groups, second
         if controllers:
-            if "memory" not in controllers.split(","):
+            if controller not in controllers.split(","):
                 continue
-            root, names = groups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            root, names = groups / controller, first
         folder = root / path.lstrip("/")
         while folder.is_relative_to(root):
             yield folder, *names

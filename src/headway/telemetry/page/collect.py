@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headway.telemetry.journal import Journal
     from headway.telemetry.records import Stat
 
-NUM_SLOWEST = 12  # rows of the two tables of the slowest
+NUM_SLOWEST = 12  # rows of the table of the slowest
 MarkKind = Literal["alarm", "rollback", "resume", "setting"]
 Kept = TypeVar("Kept")
 
@@ -68,17 +68,6 @@ class SlowRollout:
     rollout: FinishedRollout
 
 
-@dataclass(frozen=True, slots=True)
-class SlowStart:
-    """The start of one sandbox."""
-
-    t: float
-    start_s: float
-    sandbox: str
-    rollout: str
-    purpose: str
-
-
 class Slowest:
     """Keeps the few that took longest."""
 
@@ -121,8 +110,6 @@ class PageData:
         self.marks: list[Mark] = []
         self.changes: list[SettingChange] = []
         self.slowest_rollouts = Slowest()
-        self.slowest_starts = Slowest()
-        self._purposes: dict[str, str] = {}  # sandboxes that were asked for
         self.config = deepcopy(header.config)
         self._queue = deepcopy(header.queue)
         self._limits_changed(0.0)
@@ -157,13 +144,6 @@ class PageData:
                 self._mark("resume", t, event.step + 0.5, f"resumed after step {event.step}")
             case events.SettingChanged():
                 self._changed(t, event)
-            case events.SandboxWanted():
-                self._purposes[event.sandbox] = event.purpose
-            case events.SandboxReady():
-                purpose = self._purposes.pop(event.sandbox, None)
-                if purpose is not None:  # a repeated event is none
-                    start = SlowStart(t, event.start_s, event.sandbox, event.rollout, purpose)
-                    self.slowest_starts.add(event.start_s, start)
             case _:
                 pass
 

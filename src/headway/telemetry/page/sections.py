@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from headway.telemetry.page import flow, learning, rollouts, tables, trainer
+from headway.telemetry.page import flow, learning, rollouts, sandboxes, tables, trainer
 from headway.telemetry.page.parts import Plot, Section, SettingRow
 from headway.telemetry.report_tasks import acceptance_line, oversampling_lines, task_lines
 from headway.telemetry.text import number, percent
@@ -30,7 +30,7 @@ def sections(
         trainer.loss(data, axes),
     )
     task_notes = [line for line in task_lines(summary) if not line.startswith(_IN_TABLES)]
-    slowest = [*tables.latency(summary), *tables.slowest_rollouts(data), *tables.slowest_starts(data)]
+    slowest = [*tables.latency(summary), *tables.slowest_rollouts(data)]
     entering = [*oversampling_lines(summary), *acceptance_line(summary)]
     before = [
         Section(
@@ -40,6 +40,7 @@ def sections(
         Section("staleness", "Staleness", _balanced(old, "staleness")),
         Section("lengths", "Lengths and tool calls", _balanced(long, "truncated")),
         Section("time", "Where time went", rollouts.latency(data), slowest, _time_lines(summary)),
+        Section("sandboxes", "Sandboxes", [], sandboxes.tables(summary), sandboxes.lines(summary)),
         Section("discards", "Discards", [], tables.discards(summary), entering),
         Section("trainer", "Trainer", _balanced(taught, ""), [], _trainer_lines(summary)),
         Section("cost", "Cost", trainer.cost(data, axes)),
@@ -62,15 +63,13 @@ def _balanced(plots: list[Plot], first_choice: str) -> list[Plot]:
 
 
 def _time_lines(summary: Summary) -> list[str]:
-    straggler, errors = summary["rl.group.straggler_ratio"], summary["rl.sandbox.error_fraction"]
+    straggler = summary["rl.group.straggler_ratio"]
     lines: list[str] = []
     if straggler["mean"] is not None:
         lines.append(
             f"The slowest rollout of a group takes {number(straggler['mean'], 2)} times the group's mean on "
             f"average (p90 {number(straggler['p90'], 2)}, at most {number(straggler['max'], 2)})."
         )
-    if errors:
-        lines.append(f"Sandboxes lost: {percent(errors, 1)}.")
     return lines
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.telemetry.ledger import FATES, KEPT
 from headway.telemetry.page.axes import SYMBOLS
-from headway.telemetry.page.collect import SlowRollout, SlowStart
+from headway.telemetry.page.collect import SlowRollout
 from headway.telemetry.page.parts import Cell, SettingRow, Table
 from headway.telemetry.page.rollouts import label_of
 from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from headway.telemetry.page.collect import Mark, PageData
 
 Summary = Mapping[str, Any]
-MIN_START_S = 0.0005  # a start that took no time is no slow one
 MAX_ROWS = 50  # of lists that grow with the run
 _REWARD = "rl.reward."
 _WHY = {
@@ -62,17 +61,6 @@ def slowest_rollouts(data: PageData) -> list[Table]:
         "Train rollouts; the step is the one in progress when it was scored. Queue includes parked time."
     )
     return [Table("Slowest rollouts", ("<rollout", "step", *names), rows, caption)] if rows else []
-
-
-def slowest_starts(data: PageData) -> list[Table]:
-    """Return the sandboxes that took longest to start."""
-    rows: list[tuple[str | Cell, ...]] = [
-        (start.sandbox, start.rollout, start.purpose, seconds(start.t), seconds(start.start_s))
-        for start in data.slowest_starts.items(SlowStart)
-        if start.start_s >= MIN_START_S
-    ]
-    columns = ("<sandbox", "<rollout", "<for", "ready at", "start")
-    return [Table("Slowest sandbox starts", columns, rows)] if rows else []
 
 
 def latency(summary: Summary) -> list[Table]:
