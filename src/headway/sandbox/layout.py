@@ -31,7 +31,8 @@ from headway.sandbox.settings import SandboxSettings
 READY = b"headway-sandbox-ready\n"
 WORK = "/work"
 SHIM = "/opt/headway/bin"  # where python3 is, whatever the host calls it
-SANDBOX_ENV = {"PATH": f"{SHIM}:/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "LANG": "C.UTF-8"}
+# Of C.UTF-8 the other categories are those of C, and each is a file or two that every program opens.
+SANDBOX_ENV = {"PATH": f"{SHIM}:/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "LC_CTYPE": "C.UTF-8"}
 NOBODY = 65534
 VIEW_TOOLS = ("unshare", "setpriv", "mount")  # of util-linux; what root needs to give up its uid
 

@@ -2,8 +2,9 @@
 
 A sandbox is a set of namespaces with a first process of ours, which lasts from the first use to `terminate`.
 Its work folder is a tmpfs, capped in bytes and files, that this process holds open, so that files pass
-without a program in the sandbox. Commands run one at a time; every process of a command ends with it. Files
-of /work last as long as the sandbox; /tmp is empty again at each command.
+without a program in the sandbox. Commands run one at a time; every process of a command ends with it.
+Long-lived processes (`spawn`) run beside them. Files of /work last as long as the sandbox; /tmp is empty again
+at each command that no long-lived process outlasts.
 
 Nothing of a sandbox lies on the host's disk, and nothing outlives this process: sandboxes end with the
 sockets that it holds (zygote.py). So `reap` finds only this process's own.
@@ -18,19 +19,22 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import SandboxError, SandboxUnavailableError
-from headway.core.protocols import ExecLimits, ExecResult, Guarantee
+from headway.core.protocols import ExecLimits, ExecResult, Guarantee, Polled, SandboxStats
 from headway.sandbox import files
 from headway.sandbox.copies import copy_into, copy_tree
 from headway.sandbox.preflight import local_guarantees, unavailable
-from headway.sandbox.programs import run_program
+from headway.sandbox.memory import give_back
+from headway.sandbox.programs import Command, LongLived
 from headway.sandbox.settings import SandboxSettings
-from headway.sandbox.zygote import MODEL_UID, Cell, Zygote
+from headway.sandbox.zygote import MAX_SPAWNED, MODEL_UID, Cell, Zygote, unpack_stats
 
 
 class LocalProvider:
     """Makes sandboxes with the helper in native/."""
 
     snapshots = True
+    spawns = True
+    pauses = True
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self._settings = settings or SandboxSettings()
@@ -53,7 +57,8 @@ class LocalProvider:
         if result.stdout != "ok\n":
             raise unavailable(result.stderr or f"python3 ended with {result.rc}")
         zygote = await self.zygote()
-        return local_guarantees(pids=not zygote.single_uid or os.geteuid() != 0)
+        held = {name for group in zygote.groups for name in group.controllers}
+        return local_guarantees(pids=not zygote.single_uid or os.geteuid() != 0, cgroups=held)
 
     async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> LocalSandbox:
         """Make a sandbox; label `run` names the run that `reap` would end it with."""
@@ -147,7 +152,7 @@ class LocalProvider:
 
 
 class LocalSandbox:
-    """One set of namespaces and the commands that run in it, one at a time."""
+    """One set of namespaces and the programs that run in it: commands one at a time, long-lived ones beside."""
 
     def __init__(self, sandbox_id: str, labels: Mapping[str, str], provider: LocalProvider) -> None:
         self._id = sandbox_id
@@ -155,8 +160,13 @@ class LocalSandbox:
         self._provider = provider
         self._cell: Cell | None = None
         self._owner: int | None = None
-        self._turn = asyncio.Lock()
+        self._turn = asyncio.Lock()  # of whoever uses the work folder
+        self._birth = asyncio.Lock()
+        self._asking = asyncio.Lock()
         self._terminated = False
+        self._paused = False
+        self._command: Command | None = None
+        self._spawned: dict[str, LongLived] = {}
 
     @property
     def id(self) -> str:
@@ -170,6 +180,7 @@ class LocalSandbox:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         limits: ExecLimits | None = None,
+        cwd: str = "",
     ) -> ExecResult:
         """Run a command over the work folder; every process that it started ends with it.
 
@@ -178,9 +189,82 @@ class LocalSandbox:
         settings = self._provider.settings
         async with self._turn:
             cell = await self._made()
+            self._must_go_on()
             wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
-            return await run_program(
-                cell, argv, env or {}, stdin, wanted, settings, terminated=lambda: self._terminated
+            self._command = Command(cell, settings, lambda: self._terminated)
+            try:
+                return await self._command.run(argv, env or {}, stdin, cwd, wanted)
+            finally:
+                self._command = None
+
+    async def spawn(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        output_bytes: int = 65536,
+    ) -> None:
+        """Start a long-lived process; see `Sandbox`. At most 32 run at once."""
+        cell = await self._made()
+        self._must_go_on()
+        known = self._spawned.get(name)
+        if known is not None and known.number is not None:
+            raise SandboxError("a long-lived process needs a name that no running one has", value=name)
+        taken = {process.number for process in self._spawned.values()}
+        free = next((number for number in range(1, MAX_SPAWNED + 1) if number not in taken), None)
+        if free is None:
+            raise SandboxError("a sandbox can run no more long-lived processes at once", value=MAX_SPAWNED)
+        self._spawned[name] = process = LongLived(cell, free, output_bytes)
+        await process.start(argv, env or {}, stdin, cwd, self._provider.settings.start_timeout_s)
+
+    async def poll(self, name: str) -> Polled:
+        """Say how a long-lived process is, and what it wrote since the last poll."""
+        return self._process(name).poll()
+
+    async def kill(self, name: str) -> None:
+        """End a long-lived process and what it started; idempotent."""
+        await self._process(name).kill()
+
+    async def pause(self) -> None:
+        """Stop every process; idempotent. Memory is given back as far as memory.py says."""
+        async with self._asking:
+            if self._paused:
+                return
+            cell = await self._made()
+            await cell.ask(b"Z", self._provider.settings.start_timeout_s)
+            self._paused = True
+            if self._command is not None:
+                self._command.wall.pause()
+        if cell.groups:
+            await asyncio.to_thread(give_back, cell.groups)
+
+    async def resume(self) -> None:
+        """Let every process go on; idempotent. Raises SandboxError when the sandbox was lost meanwhile."""
+        async with self._asking:
+            cell = await self._made()
+            if not self._paused:
+                return
+            await cell.ask(b"W", self._provider.settings.start_timeout_s)
+            self._paused = False
+            if self._command is not None:
+                self._command.wall.resume()
+
+    async def stats(self) -> SandboxStats:
+        """Say what it holds and has used."""
+        async with self._asking:
+            cell = await self._made()
+            said = await cell.ask(b"Q", self._provider.settings.start_timeout_s)
+            num_processes, cpu_s, memory_bytes = unpack_stats(said)
+            disk = os.fstatvfs(cell.work_fd)
+            return SandboxStats(
+                cpu_s=cpu_s,
+                memory_bytes=memory_bytes,
+                disk_bytes=(disk.f_blocks - disk.f_bfree) * disk.f_frsize,
+                num_files=max(0, disk.f_files - disk.f_ffree - 1),
+                num_processes=num_processes,
             )
 
     async def write(self, path: str, data: bytes) -> None:
@@ -195,8 +279,7 @@ class LocalSandbox:
 
     async def prepare(self) -> None:
         """Make the namespaces now, so that the first command does not wait for them."""
-        async with self._turn:
-            await self._made()
+        await (await self._made()).ready(self._provider.settings.start_timeout_s)
 
     @property
     def intact(self) -> bool:
@@ -204,10 +287,17 @@ class LocalSandbox:
         return not self._terminated if self._cell is None else self._cell.alive
 
     async def copy_to(self, path: Path) -> None:
-        """Copy the work folder to a new `path`; a command that runs ends first."""
+        """Copy the work folder to a new `path`; a command that runs ends first, long-lived ones stand still."""
         async with self._turn:
             cell = await self._made()
-            await _to_its_end(lambda: copy_tree(cell.work_fd, path))
+            still = not self._paused and any(process.number for process in self._spawned.values())
+            if still:
+                await self.pause()
+            try:
+                await _to_its_end(lambda: copy_tree(cell.work_fd, path))
+            finally:
+                if still and not self._terminated:
+                    await self.resume()
 
     async def copy_from(self, path: Path) -> None:
         """Begin with a copy of `path` as the work folder."""
@@ -220,19 +310,32 @@ class LocalSandbox:
         self._terminated = True
         if self._cell is not None:
             await _whole(self._cell.end())
-        async with self._turn:
+        async with self._turn, self._birth:
             if self._cell is not None:  # made while this call came in
                 await _whole(self._cell.end())
         self._provider.forget(self._id)
+
+    def _process(self, name: str) -> LongLived:
+        if name not in self._spawned:
+            raise SandboxError("a long-lived process must have been spawned", value=name)
+        return self._spawned[name]
+
+    def _must_go_on(self) -> None:
+        if self._paused:
+            raise SandboxError("a paused sandbox runs nothing until it is resumed", value=self._id)
 
     async def _made(self) -> Cell:
         """Return the sandbox's first process, started at first use."""
         if self._terminated:
             raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         if self._cell is None:
-            zygote = await self._provider.zygote()
-            self._cell = await zygote.make()
-            self._owner = None if zygote.single_uid else MODEL_UID
+            async with self._birth:
+                if self._cell is None:
+                    zygote = await self._provider.zygote()
+                    self._owner = None if zygote.single_uid else MODEL_UID
+                    self._cell = await zygote.make()
+                if self._terminated:
+                    raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         elif not self._cell.alive:
             raise SandboxError("the sandbox's first process is gone, and its files with it", value=self._id)
         return self._cell

@@ -112,8 +112,9 @@ class _Tree:
         assert self._process.stderr is not None
         self._out = Collector(self._process.stdout.fileno(), limits.output_bytes, self._flood, READY)
         self._err = Collector(self._process.stderr.fileno(), limits.output_bytes, self._flood)
-        stack.callback(self._out.close)
-        stack.callback(self._err.close)
+        for collector in (self._out, self._err):
+            collector.start()
+            stack.callback(collector.close)
 
     def _settle(self, cause: Cause) -> None:
         if not self._over.done():
