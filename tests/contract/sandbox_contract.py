@@ -41,6 +41,7 @@ class SandboxContract:
 
     async def test_preflight_names_what_holds(self, provider):
         levels = {guarantee.name: guarantee.level for guarantee in await provider.preflight()}
+        assert provider.spawns and provider.pauses
         assert levels["network"] == levels["host_files"] == levels["wall"] == "enforced"
 
     async def test_a_command_gets_its_input_and_returns_its_output(self, sandbox):
@@ -199,6 +200,161 @@ class SandboxContract:
         assert await provider.reap(run) >= 3
         assert await provider.list({"run": run}) == []
         assert await provider.reap(run) == 0
+
+    # --- where a command runs, and what it used
+
+    async def test_a_command_runs_where_it_is_told_to(self, sandbox):
+        await sandbox.write("folder/deep/file", b"x")
+        assert (await sandbox.exec(["pwd"], cwd="folder/deep")).stdout == "/work/folder/deep\n"
+        assert (await sandbox.exec([*PYTHON, "import os; print(os.getcwd())"], cwd="folder")).stdout == (
+            "/work/folder\n"
+        )
+        assert (await sandbox.exec(["pwd"])).stdout == "/work\n"
+        for nowhere in ("none", "folder/deep/file", "/root"):
+            result = await sandbox.exec(["pwd"], cwd=nowhere)
+            assert (result.rc, result.stdout, result.cause) == (126, "", "exit")
+
+    async def test_a_command_tells_what_it_used(self, sandbox):
+        code = "import hashlib; x = bytearray(40 << 20); [hashlib.sha256(x).digest() for _ in range(3)]"
+        used = (await sandbox.exec([*PYTHON, code])).usage
+        assert used.cpu_s > 0.02
+        assert used.max_memory_bytes > 40 << 20
+        idle = (await sandbox.exec(["sleep", "0.1"])).usage
+        assert idle.cpu_s < used.cpu_s + 0.02
+        stats = await sandbox.stats()
+        assert stats.cpu_s >= used.cpu_s
+        assert stats.num_processes == 0
+
+    # --- long-lived processes
+
+    async def until(self, sandbox, name, wanted):
+        """Poll until `wanted(polled, everything it wrote so far)`."""
+        said = ""
+        while True:
+            polled = await sandbox.poll(name)
+            said += polled.stdout
+            if wanted(polled, said):
+                return polled, said
+            await asyncio.sleep(0.02)
+
+    async def test_a_spawned_process_outlives_commands_and_dies_with_the_sandbox(self, sandbox):
+        marker = f"983{uuid.uuid4().int % 10**9}"
+        script = f"read word; echo got $word; setsid sleep {marker} & sleep {marker}"
+        await sandbox.spawn("server", ["sh", "-c", script], stdin=b"hello\n")
+        await self.until(sandbox, "server", lambda polled, said: said == "got hello\n")
+        while len(running(marker)) < 3:
+            await asyncio.sleep(0.01)
+        left = f"982{uuid.uuid4().int % 10**9}"
+        result = await sandbox.exec(["sh", "-c", f"setsid sleep {left} & echo done"])
+        assert (result.rc, result.stdout) == (0, "done\n")
+        assert running(left) == []
+        assert len(running(marker)) == 3
+        polled = await sandbox.poll("server")
+        assert (polled.running, polled.rc, polled.stdout, polled.cause) == (True, None, "", None)
+        stats = await sandbox.stats()
+        assert stats.num_processes >= 3
+        assert stats.memory_bytes > 0
+        with pytest.raises(SandboxError):
+            await sandbox.spawn("server", ["true"])
+        await sandbox.terminate()
+        assert running(marker) == []
+
+    async def test_kill_ends_a_spawned_process_and_what_it_started_and_nothing_else(self, sandbox):
+        marks = [f"98{number}{uuid.uuid4().int % 10**9}" for number in (0, 1)]
+        for mark in marks:
+            await sandbox.spawn(mark, ["sh", "-c", f"echo up; (setsid sleep {mark} &); sleep {mark}"])
+        for mark in marks:
+            await self.until(sandbox, mark, lambda polled, said: said == "up\n")
+            while len(running(mark)) < 3:
+                await asyncio.sleep(0.01)
+        await sandbox.kill(marks[0])
+        await sandbox.kill(marks[0])
+        assert (running(marks[0]), len(running(marks[1]))) == ([], 3)
+        polled = await sandbox.poll(marks[0])
+        assert (polled.running, polled.rc) == (False, None)
+        assert polled.cause == "killed"
+        assert (await sandbox.exec(["echo", "x"])).stdout == "x\n"
+        await sandbox.spawn(marks[0], ["echo", "again"])  # its name is free
+        polled, said = await self.until(sandbox, marks[0], lambda polled, said: not polled.running)
+        assert (polled.rc, polled.signal, said, polled.cause) == (0, None, "again\n", "exit")
+        assert len(running(marks[1])) == 3
+        for call in (sandbox.poll, sandbox.kill):
+            with pytest.raises(SandboxError):
+                await call("nobody")
+
+    async def test_a_spawned_process_that_ends_says_how(self, sandbox):
+        await sandbox.write("folder/file", b"x")
+        await sandbox.spawn("one", ["sh", "-c", "ls; echo $GIVEN; exit 3"], cwd="folder", env={"GIVEN": "y"})
+        polled, said = await self.until(sandbox, "one", lambda polled, said: not polled.running)
+        assert (polled.rc, polled.signal, polled.cause, said) == (3, None, "exit", "file\ny\n")
+        assert (await sandbox.poll("one")).stdout == ""
+        await sandbox.spawn("two", ["sh", "-c", "kill -9 $$"])
+        polled, _ = await self.until(sandbox, "two", lambda polled, said: not polled.running)
+        assert (polled.rc, polled.signal, polled.cause) == (None, 9, "killed")
+
+    async def test_output_of_a_spawned_process_is_bounded_between_two_polls(self, sandbox):
+        await sandbox.spawn("some", [*PYTHON, "print('y' * 5000)"], output_bytes=2000)
+        await self.until(sandbox, "some", lambda polled, said: not polled.running)
+        await sandbox.spawn("cut", ["sh", "-c", "printf %05000d 1; sleep 99"], output_bytes=2000)
+        polled, said = await self.until(sandbox, "cut", lambda polled, said: len(said) >= 2000)
+        assert (len(said), polled.truncated) == (2000, True)
+        assert not (await sandbox.poll("cut")).truncated
+        await sandbox.spawn("flood", ["yes"], output_bytes=2000)
+        while (await sandbox.stats()).num_processes > 1:
+            await asyncio.sleep(0.02)
+        polled = await sandbox.poll("flood")
+        assert (polled.running, len(polled.stdout), polled.truncated, polled.cause) == (
+            False, 2000, True, "output",
+        )  # fmt: skip
+
+    # --- pause and resume
+
+    async def test_a_paused_sandbox_makes_no_progress_and_its_time_does_not_count(self, sandbox):
+        count = "i=0; while :; do i=$((i+1)); echo $i > {name}.new; mv {name}.new {name}; sleep 0.01; done"
+        await sandbox.spawn("beside", ["sh", "-c", count.format(name="beside")])
+        limits = ExecLimits(wall_s=1.5)
+        work = asyncio.create_task(sandbox.exec(["sh", "-c", count.format(name="command")], limits=limits))
+        stats = await sandbox.stats()
+        while stats.num_files < 2:
+            await asyncio.sleep(0.01)
+            stats = await sandbox.stats()
+        await sandbox.pause()
+        await sandbox.pause()
+        before = await sandbox.stats()
+        await asyncio.sleep(2.0)  # more than the limit
+        assert not work.done()
+        after = await sandbox.stats()
+        assert (after.cpu_s, after.num_processes) == (before.cpu_s, before.num_processes)
+        with pytest.raises(SandboxError):
+            await sandbox.spawn("more", ["true"])
+        await sandbox.resume()
+        await sandbox.resume()
+        result = await work
+        assert (result.cause, result.wall_s < 2.0) == ("wall", True)
+        first = await sandbox.read("beside")
+        while await sandbox.read("beside") == first:
+            await asyncio.sleep(0.01)
+        assert (await sandbox.exec(["echo", "x"])).stdout == "x\n"
+
+    async def test_a_paused_sandbox_can_be_copied_and_terminated(self, provider, sandbox, tmp_path):
+        marker = f"976{uuid.uuid4().int % 10**9}"
+        await sandbox.write("file", b"x")
+        await sandbox.spawn("it", ["sleep", marker])
+        await until_running(marker)
+        await sandbox.pause()
+        await provider.snapshot(sandbox.id, tmp_path / "snapshot")
+        assert (tmp_path / "snapshot" / "file").read_bytes() == b"x"
+        with pytest.raises(SandboxError):
+            await sandbox.exec(["true"])
+        await sandbox.terminate()
+        assert running(marker) == []
+
+    async def test_a_sandbox_that_was_lost_while_paused_is_detected_at_resume(self, provider, sandbox):
+        await sandbox.write("file", b"x")
+        await sandbox.pause()
+        self.destroy(provider, sandbox)
+        with pytest.raises(SandboxError):
+            await sandbox.resume()
 
     # --- snapshots
 

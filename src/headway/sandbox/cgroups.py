@@ -35,7 +35,7 @@ class Group:
 
     def lines(self) -> list[str]:
         """Return what the helper is told of it."""
-        lines = ["group=fd"]
+        lines = ["group=fd", f"name={self.folder.name}"]
         for name, value in self.limits.items():
             lines += [f"file={name}", f"value={value}"]
         if self.events:

@@ -3,8 +3,8 @@
 A sandbox is a set of namespaces with a first process of ours, which lasts from the first use to `terminate`.
 Its work folder is a tmpfs, capped in bytes and files, that this process holds open, so that files pass
 without a program in the sandbox. Commands run one at a time; every process of a command ends with it.
-Long-lived processes (`spawn`) run beside them. Files of /work last as long as the sandbox; /tmp is empty again
-at each command that no long-lived process outlasts.
+Long-lived processes (`spawn`) run beside them. Files of /work last as long as the sandbox; /tmp is empty
+again at each command, unless long-lived processes run.
 
 Nothing of a sandbox lies on the host's disk, and nothing outlives this process: sandboxes end with the
 sockets that it holds (zygote.py). So `reap` finds only this process's own.
@@ -22,8 +22,8 @@ from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import ExecLimits, ExecResult, Guarantee, Polled, SandboxStats
 from headway.sandbox import files
 from headway.sandbox.copies import copy_into, copy_tree
-from headway.sandbox.preflight import local_guarantees, unavailable
 from headway.sandbox.memory import give_back
+from headway.sandbox.preflight import local_guarantees, unavailable
 from headway.sandbox.programs import Command, LongLived
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.zygote import MAX_SPAWNED, MODEL_UID, Cell, Zygote, unpack_stats
@@ -152,7 +152,7 @@ class LocalProvider:
 
 
 class LocalSandbox:
-    """One set of namespaces and the programs that run in it: commands one at a time, long-lived ones beside."""
+    """One set of namespaces and the programs in it: commands one at a time, long-lived ones beside."""
 
     def __init__(self, sandbox_id: str, labels: Mapping[str, str], provider: LocalProvider) -> None:
         self._id = sandbox_id
@@ -287,7 +287,7 @@ class LocalSandbox:
         return not self._terminated if self._cell is None else self._cell.alive
 
     async def copy_to(self, path: Path) -> None:
-        """Copy the work folder to a new `path`; a command that runs ends first, long-lived ones stand still."""
+        """Copy the work folder to a new `path`; a command ends first, long-lived processes stand still."""
         async with self._turn:
             cell = await self._made()
             still = not self._paused and any(process.number for process in self._spawned.values())

@@ -84,14 +84,16 @@ def local_guarantees(*, pids: bool, cgroups: Collection[str] = ()) -> list[Guara
         else Guarantee(
             "memory",
             "best-effort",
-            "the limit holds for each process (RLIMIT_AS), and for all together ten times a second (a watchdog); "
-            f"a hard one for all needs a cgroup: {delegate}",
+            "the limit holds for each process (RLIMIT_AS), and for all together ten times a second "
+            f"(a watchdog); a hard one for all needs a cgroup: {delegate}",
         ),
         Guarantee(
             "cpu",
             "best-effort",
             "the limit holds for each process; the wall limit bounds the sum; "
-            + ("cores are shared by weight" if "cpu" in cgroups else "nothing shares cores between sandboxes"),
+            + (
+                "cores are shared by weight" if "cpu" in cgroups else "nothing shares cores between sandboxes"
+            ),
         ),
         Guarantee("pids", "enforced")
         if pids or "pids" in cgroups

@@ -274,7 +274,7 @@ class LongLived:
 
 
 class Pipes:
-    """The standard streams of one program: `theirs` for it, `ours` to read, `feed` for the `rest` of its input.
+    """The standard streams of one program: `theirs`, `ours` to read, `feed` for the `rest` of its input.
 
     What nobody took over is closed at the end of the block. Input that the pipe holds is in it already.
     """

@@ -1,9 +1,9 @@
 """The controller's end of the helper: one zygote that makes sandboxes, and the first process of each.
 
-Consumes messages of the zygote and of every sandbox as the event loop finds their sockets readable. Waits for
-the zygote's READY (until `start_timeout_s`) and for a sandbox (likewise); who runs a program in one is told of
-its start and end, and sets the limits. A socket's end unblocks every wait on it with an error. The zygote and all
-sandboxes end when this process does, because their sockets do.
+Consumes messages of the zygote and of every sandbox as the event loop finds their sockets readable. Waits
+for the zygote's READY (until `start_timeout_s`) and for a sandbox (likewise); who runs a program in one is
+told of its start and end, and sets the limits. A socket's end unblocks every wait on it with an
+error. The zygote and all sandboxes end when this process does, because their sockets do.
 
 The messages are described in native/cell.c.
 """
@@ -157,6 +157,8 @@ class Zygote:
         if self._finalizer.alive and not self.loop.is_closed():
             self.loop.remove_reader(self._socket)
         self._finalizer()
+        for group in self.groups:  # the helper did, unless it was killed
+            group.remove()
 
     async def _send(self, data: bytes, fd: int) -> None:
         while True:

@@ -104,7 +104,7 @@ static struct {
   int library;
   struct {
     int fd, num_files; /* the folder in which each sandbox gets a folder of its own */
-    const char *files[MAX_GROUP_FILES], *values[MAX_GROUP_FILES], *events, *peak;
+    const char *name, *files[MAX_GROUP_FILES], *values[MAX_GROUP_FILES], *events, *peak;
   } groups[MAX_GROUPS];
   struct {
     const char *path;
@@ -1062,6 +1062,7 @@ static void parse_config(char *kept, ssize_t size, const int *fds, int num_fds) 
       config.groups[group].files[config.groups[group].num_files++] = value;
     else if (!strcmp(at, "value") && group >= 0 && config.groups[group].num_files)
       config.groups[group].values[config.groups[group].num_files - 1] = value;
+    else if (!strcmp(at, "name") && group >= 0) config.groups[group].name = value;
     else if (!strcmp(at, "events") && group >= 0) config.groups[group].events = value;
     else if (!strcmp(at, "peak") && group >= 0) config.groups[group].peak = value;
     NUMBER(work_bytes);
@@ -1373,6 +1374,10 @@ static void leave(void) {
     close_place(&stock[num_stock]);
   }
   reap_cells(0);
+  for (int i = 0; i < config.num_groups; i++) {
+    int above = openat(config.groups[i].fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (above >= 0 && config.groups[i].name) unlinkat(above, config.groups[i].name, AT_REMOVEDIR);
+  }
   _exit(0);
 }
 
