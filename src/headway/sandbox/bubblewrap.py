@@ -263,7 +263,7 @@ class BubblewrapSandbox:
             self._work()
             self._paused = True
             for tree in self._trees():
-                await asyncio.to_thread(tree.pause)
+                await tree.pause()
 
     async def resume(self) -> None:
         """Let every process go on; idempotent. Raises SandboxError when the work folder was lost."""
@@ -273,7 +273,7 @@ class BubblewrapSandbox:
                 raise SandboxError("the sandbox's work folder is gone", value=self._id)
             self._paused = False
             for tree in self._trees():
-                await asyncio.to_thread(tree.resume)
+                await tree.resume()
 
     async def stats(self) -> SandboxStats:
         """Say what it holds and has used; CPU of long-lived processes counts while they run."""

@@ -229,16 +229,16 @@ class Tree:
         transport.write(b"go\n" + stdin)
         transport.close()  # after what was written is flushed
 
-    def pause(self) -> None:
-        """Stop its processes and its time; blocks for some milliseconds."""
+    async def pause(self) -> None:
+        """Stop its processes and its time."""
         self.wall.pause()
         if self.init is not None:
-            stop(self.init)
+            await asyncio.to_thread(stop, self.init)
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         """Let its processes and its time go on."""
         if self.init is not None:
-            go_on(self.init)
+            await asyncio.to_thread(go_on, self.init)
         self.wall.resume()
 
     def kill(self) -> None:

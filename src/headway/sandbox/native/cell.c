@@ -496,6 +496,7 @@ static struct {
 } commands[MAX_SPAWNED + 1]; /* number 0 is the command that is not long-lived */
 
 static int num_spawned = 0, paused = 0;
+static int untold = 0;       /* the command has ended and what it left behind is still to be ended */
 static int reply = -1;       /* of the nest, while the command is its child */
 static int kill_snippet = 0; /* as soon as it exists */
 static int unborn = 0;       /* the nest was asked for the command and has not answered */
@@ -590,6 +591,7 @@ static void account(struct ending *ending, const struct rusage *use) {
 static void end_command(int number, int status) {
   uint32_t started = last_pid() - commands[number].first_pid;
   commands[number].alive = 0;
+  untold |= !number;
   commands[number].ending.status = status;
   commands[number].ending.wall_us = now_us() - commands[number].began_us;
   commands[number].ending.num_started = started && started < 1U << 22 ? started : 1;
@@ -623,7 +625,7 @@ static int reap(void) {
     if (number) {
       end_command(number, status);
       num_spawned--;
-      if (!commands[0].alive) clear(0); /* what it left behind is nobody's */
+      if (!commands[0].alive && !untold) clear(0); /* what it left behind is nobody's */
       tell_end(number);
     } else if (commands[0].alive && reply < 0 && commands[0].pid == pid) {
       end_command(0, status);
@@ -841,7 +843,13 @@ static void init_loop(void) {
       while (read(signals, &ignored, sizeof ignored) > 0) continue;
       reap();
     }
-    if (runs && !commands[0].alive) {
+    if (num > 0 && ready[0].revents) {
+      int before = commands[0].alive;
+      obey(null);
+      if (commands[0].alive && !before) told = 0;
+    }
+    if (untold) {
+      untold = 0;
       clear(0);
       if (!num_spawned) {
         renew_tmpfs("/tmp", config.tmp_bytes);
@@ -849,14 +857,9 @@ static void init_loop(void) {
       }
       tell_end(0);
       told = 1;
-    } else if (runs && !told && !unborn && now_us() - commands[0].began_us >= QUICK_US) {
+    } else if (commands[0].alive && !told && !unborn && now_us() - commands[0].began_us >= QUICK_US) {
       tell_start(0);
       told = 1;
-    }
-    if (num > 0 && ready[0].revents) {
-      int before = commands[0].alive;
-      obey(null);
-      if (commands[0].alive && !before) told = 0;
     }
   }
 }
