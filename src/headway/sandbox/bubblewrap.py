@@ -186,7 +186,6 @@ class BubblewrapSandbox:
         self._paused = False
         self._tree: Tree | None = None  # of the command that runs
         self._spawned: dict[str, LongLived] = {}
-        self._cpu_s = 0.0  # of commands that have ended
 
     @property
     def id(self) -> str:
@@ -216,11 +215,9 @@ class BubblewrapSandbox:
                 return self._tree
 
             try:
-                result = await run_contained(tree, stdin, wanted.wall_s, over_quota)
+                return await run_contained(tree, stdin, wanted.wall_s, over_quota)
             finally:
                 self._tree = None
-            self._cpu_s += result.usage.cpu_s
-            return result
 
     async def spawn(
         self,
@@ -276,12 +273,12 @@ class BubblewrapSandbox:
                 await tree.resume()
 
     async def stats(self) -> SandboxStats:
-        """Say what it holds and has used; CPU of long-lived processes counts while they run."""
+        """Say what it holds and what the processes that run have used."""
         folder, settings = self._work(), self._provider.settings
         alive = [member for tree in self._trees() if tree.init for member in members(tree.init)]
         num_bytes, num_files = files.usage(folder, settings.work_mb << 20, settings.max_files)
         return SandboxStats(
-            cpu_s=self._cpu_s + sum(member.cpu_s for member in alive),
+            cpu_s=sum(member.cpu_s for member in alive),
             memory_bytes=sum(member.memory_bytes for member in alive),
             disk_bytes=num_bytes,
             num_files=num_files,

@@ -4,7 +4,8 @@ Consumes the pipes of one bubblewrap process tree. Waits for READY (until `start
 first of: the program's exit, the wall limit, a flood of output, a breach of the work folder's quota, or
 cancellation of the caller. Whatever comes first kills the whole pid namespace; the wait for its end is
 bounded by `_GONE_S`. Nothing in here reads without a bound, and a program that keeps stdout open cannot
-hold the call, because the namespace dies with its first program.
+hold the call, because the namespace dies with its first program. What a command used is not told: bubblewrap
+does not reap what it started.
 
 A controller that is killed at any moment leaves no process: each tree holds the reading end of a pipe of
 the controller's and ends with it (layout.py says how).
@@ -23,12 +24,12 @@ from dataclasses import dataclass
 
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
-from headway.core.protocols import Cause, ExecResult, Polled, Usage
+from headway.core.protocols import Cause, ExecResult, Polled
 from headway.sandbox.causes import exit_cause, signal_cause
 from headway.sandbox.collector import Collector
 from headway.sandbox.countdown import Countdown
 from headway.sandbox.layout import READY
-from headway.sandbox.members import go_on, members, stop
+from headway.sandbox.members import go_on, stop
 
 _POLL_S = 0.1  # between two looks at the work folder
 _GONE_S = 5.0  # for a killed namespace to be gone
@@ -137,7 +138,6 @@ class Tree:
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[Cause] = self._loop.create_future()
         self.wall = Countdown(lambda: self._settle("wall"))
-        self._usage = Usage()
         self.init: int | None = None  # pid of the sandbox's pid 1
         self._init_fd: int | None = None  # pidfd of the sandbox's pid 1
         info_read, info_write = os.pipe()
@@ -252,7 +252,6 @@ class Tree:
 
     async def end(self) -> None:
         """Kill whatever is left and wait until it is gone."""
-        left = [] if self.init is None else members(self.init)
         self.kill()
         if self._init_fd is None:
             # Nothing of the program ran. Whatever had started reads end-of-file instead of the go-ahead
@@ -265,12 +264,7 @@ class Tree:
             await self._readable(self._exit_fd)
             await self._readable(self._init_fd)
             await asyncio.wait([self._out.ended, self._err.ended], timeout=1.0)
-        _, status, used = os.wait4(self._process.pid, 0)  # noqa: ASYNC222 - it has ended
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        self._usage = Usage(
-            used.ru_utime + used.ru_stime + sum(member.cpu_s for member in left),
-            max(used.ru_maxrss << 10, sum(member.memory_bytes for member in left)),
-        )
+        self._process.wait()  # noqa: ASYNC222 - it has ended
         await self._readable(self._info, to_end=True)  # the last to hold its other end is the guard
 
     async def _readable(self, fd: int, *, to_end: bool = False) -> None:
@@ -317,5 +311,4 @@ class Tree:
             truncated=self._out.truncated or self._err.truncated,
             cause=cause,
             wall_s=wall_s,
-            usage=self._usage,
         )
