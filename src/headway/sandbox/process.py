@@ -264,7 +264,7 @@ class Tree:
             await self._readable(self._exit_fd)
             await self._readable(self._init_fd)
             await asyncio.wait([self._out.ended, self._err.ended], timeout=1.0)
-        self._process.wait()  # noqa: ASYNC222 - it has ended
+        self._process.wait()
         await self._readable(self._info, to_end=True)  # the last to hold its other end is the guard
 
     async def _readable(self, fd: int, *, to_end: bool = False) -> None:
