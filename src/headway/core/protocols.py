@@ -167,6 +167,15 @@ Cause = Literal[
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What a command and everything that it started used; a provider that cannot tell leaves 0."""
+
+    cpu_s: float = 0.0
+    max_memory_bytes: int = 0  # most at once; of all processes where a cgroup counts, else of the largest
+    num_processes: int = 0  # processes and threads started, the first included
+
+
+@dataclass(frozen=True, slots=True)
 class ExecResult:
     """How a command ended."""
 
@@ -176,7 +185,32 @@ class ExecResult:
     stderr: str
     truncated: bool  # output was cut at its limit
     cause: Cause
-    wall_s: float
+    wall_s: float  # without the time that it was paused
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """A long-lived process at one moment."""
+
+    running: bool
+    rc: int | None  # exit code; None while it runs, and when a signal or a limit ended it
+    signal: int | None
+    stdout: str  # since the last poll
+    stderr: str
+    truncated: bool  # output since the last poll was cut at its limit
+    cause: Cause | None  # None while it runs
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxStats:
+    """What a sandbox holds now, and has used; 0 for what its provider cannot tell."""
+
+    cpu_s: float = 0.0  # of all processes so far
+    memory_bytes: int = 0  # of all processes, now
+    disk_bytes: int = 0  # in the work folder
+    num_files: int = 0  # likewise, folders included
+    num_processes: int = 0  # now, the provider's own left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +236,55 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         limits: ExecLimits | None = None,
+        cwd: str = "",
     ) -> ExecResult:
         """Run a command. A command without an exit code is never reported as exit code 0.
 
-        Raises SandboxError when the infrastructure failed.
+        `cwd` is where it runs, relative to the work folder; a folder that it may not enter is exit code 126.
+        What it leaves behind ends with it; processes of `spawn` do not. Raises SandboxError when the
+        infrastructure failed.
         """
+        ...
+
+    async def spawn(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        output_bytes: int = 65536,
+    ) -> None:
+        """Start a long-lived process under a name that no running one has.
+
+        It lasts until it ends by itself, `kill`, or the sandbox's end; it has no wall limit.
+        Raises SandboxError when the name is taken, and when it could not start.
+        """
+        ...
+
+    async def poll(self, name: str) -> Polled:
+        """Say how a long-lived process is, and what it wrote since the last poll.
+
+        At most `output_bytes` of each stream are kept between two polls. Raises SandboxError for a name
+        that was never spawned.
+        """
+        ...
+
+    async def kill(self, name: str) -> None:
+        """End a long-lived process and what it started; idempotent. `poll` still tells its last output."""
+        ...
+
+    async def pause(self) -> None:
+        """Let no process make progress until `resume`; idempotent. The time counts against no limit."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on; idempotent. Raises SandboxError when the sandbox was lost in between."""
+        ...
+
+    async def stats(self) -> SandboxStats:
+        """Say what the sandbox holds and has used."""
         ...
 
     async def write(self, path: str, data: bytes) -> None:
@@ -250,6 +328,8 @@ class SandboxProvider(Protocol):
     """Makes sandboxes."""
 
     snapshots: bool  # whether snapshots and forks work; without them a state is rebuilt by its calls
+    spawns: bool  # whether `spawn`, `poll` and `kill` work; without them they raise SandboxError
+    pauses: bool  # whether `pause` and `resume` work; likewise
 
     async def preflight(self) -> list[Guarantee]:
         """Say what holds here; raise SandboxUnavailableError with the remedy when nothing can run."""
