@@ -1,5 +1,7 @@
 """What every sandbox provider does. Subclass SandboxContract and give it a `provider` fixture."""
 
+# ruff: noqa: ASYNC110 - other processes are watched by looking again
+
 import asyncio
 import gzip
 import io
@@ -10,7 +12,7 @@ import uuid
 import pytest
 
 from headway.core.errors import SandboxError
-from headway.core.protocols import ExecLimits
+from headway.core.protocols import ExecLimits, Usage
 from headway.sandbox.store import Store
 from headway.sandbox.tars import pack_host, unpack_to_host
 
@@ -60,8 +62,20 @@ def files_of(store):
     return sum(len(files) for _, _, files in os.walk(store)) - (store / "lock").exists()
 
 
+def sleeping(marker):
+    """Return how many processes are `sleep MARKER`, whatever else holds the marker."""
+    found = 0
+    for pid in running(marker):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                found += file.read() == f"sleep\0{marker}\0".encode()
+        except OSError:
+            continue
+    return found
+
+
 async def until_running(marker):
-    while not running(marker):  # noqa: ASYNC110 - another process tells nobody
+    while not running(marker):
         await asyncio.sleep(0.01)
 
 
@@ -78,6 +92,7 @@ class SandboxContract:
 
     async def test_preflight_names_what_holds(self, provider):
         levels = {guarantee.name: guarantee.level for guarantee in await provider.preflight()}
+        assert (provider.spawns, provider.pauses) == (True, True)
         assert levels["network"] == levels["host_files"] == levels["wall"] == "enforced"
 
     async def test_a_command_gets_its_input_and_returns_its_output(self, sandbox):
@@ -135,7 +150,7 @@ class SandboxContract:
         assert "s3cret" not in result.stdout
         assert "GIVEN=1" in result.stdout.split()
         names = {line.partition("=")[0] for line in result.stdout.splitlines()}
-        assert names <= {"PATH", "HOME", "LANG", "PWD", "GIVEN", "SHLVL", "_", "OLDPWD"}
+        assert names <= {"PATH", "HOME", "LC_CTYPE", "PWD", "GIVEN", "SHLVL", "_", "OLDPWD"}
         seen = await sandbox.exec(["sh", "-c", "cat /proc/*/environ"])
         assert "s3cret" not in seen.stdout
 
@@ -338,6 +353,168 @@ class SandboxContract:
         assert await other.read("file") == b"x"
         assert await provider.end(other.id, {"run": run})
 
+    # --- where a command runs, and what it used
+
+    async def test_a_command_runs_where_it_is_told_to(self, sandbox):
+        await sandbox.write("folder/deep/file", b"x")
+        assert (await sandbox.exec(["pwd"], cwd="folder/deep")).stdout == "/work/folder/deep\n"
+        assert (await sandbox.exec([*PYTHON, "import os; print(os.getcwd())"], cwd="folder")).stdout == (
+            "/work/folder\n"
+        )
+        assert (await sandbox.exec(["pwd"])).stdout == "/work\n"
+        for nowhere in ("none", "folder/deep/file", "/nowhere"):
+            result = await sandbox.exec(["pwd"], cwd=nowhere)
+            assert (result.rc, result.stdout, result.cause) == (126, "", "exit"), result
+
+    tells_usage = True
+
+    async def test_a_command_tells_what_it_used(self, sandbox):
+        if not self.tells_usage:
+            assert (await sandbox.exec(["true"])).usage == Usage()
+            return
+        code = "import hashlib; x = bytearray(40 << 20); [hashlib.sha256(x).digest() for _ in range(3)]"
+        used = (await sandbox.exec([*PYTHON, code])).usage
+        assert used.cpu_s > 0.02
+        assert used.max_memory_bytes > 40 << 20
+        idle = (await sandbox.exec(["sleep", "0.1"])).usage
+        assert idle.cpu_s < used.cpu_s + 0.02
+        stats = await sandbox.stats()
+        assert stats.cpu_s >= used.cpu_s
+        assert stats.num_processes == 0
+
+    # --- long-lived processes
+
+    async def until(self, sandbox, name, wanted):
+        """Poll until `wanted(polled, everything it wrote so far)`."""
+        said = ""
+        while True:
+            polled = await sandbox.poll(name)
+            said += polled.stdout
+            if wanted(polled, said):
+                return polled, said
+            await asyncio.sleep(0.02)
+
+    async def test_a_spawned_process_outlives_commands_and_dies_with_the_sandbox(self, sandbox):
+        marker = f"983{uuid.uuid4().int % 10**9}"
+        script = f"read word; echo got $word; setsid sleep {marker} & sleep {marker}"
+        await sandbox.spawn("server", ["sh", "-c", script], stdin=b"hello\n")
+        await self.until(sandbox, "server", lambda polled, said: said == "got hello\n")
+        while sleeping(marker) < 2:
+            await asyncio.sleep(0.01)
+        left = f"982{uuid.uuid4().int % 10**9}"
+        result = await sandbox.exec(["sh", "-c", f"setsid sleep {left} & echo done"])
+        assert (result.rc, result.stdout) == (0, "done\n")
+        assert running(left) == []
+        assert sleeping(marker) == 2
+        polled = await sandbox.poll("server")
+        assert (polled.running, polled.rc, polled.stdout, polled.cause) == (True, None, "", None)
+        stats = await sandbox.stats()
+        assert stats.num_processes >= 3
+        assert stats.memory_bytes > 0
+        with pytest.raises(SandboxError):
+            await sandbox.spawn("server", ["true"])
+        await sandbox.terminate()
+        assert running(marker) == []
+
+    async def test_kill_ends_a_spawned_process_and_what_it_started_and_nothing_else(self, sandbox):
+        marks = [f"98{number}{uuid.uuid4().int % 10**9}" for number in (0, 1)]
+        for mark in marks:
+            await sandbox.spawn(mark, ["sh", "-c", f"echo up; (setsid sleep {mark} &); sleep {mark}"])
+        for mark in marks:
+            await self.until(sandbox, mark, lambda polled, said: said == "up\n")
+            while sleeping(mark) < 2:
+                await asyncio.sleep(0.01)
+        await sandbox.kill(marks[0])
+        await sandbox.kill(marks[0])
+        assert (running(marks[0]), sleeping(marks[1])) == ([], 2)
+        polled = await sandbox.poll(marks[0])
+        assert (polled.running, polled.rc) == (False, None)
+        assert polled.cause == "killed"
+        assert (await sandbox.exec(["echo", "x"])).stdout == "x\n"
+        await sandbox.spawn(marks[0], ["echo", "again"])  # its name is free
+        polled, said = await self.until(sandbox, marks[0], lambda polled, said: not polled.running)
+        assert (polled.rc, polled.signal, said, polled.cause) == (0, None, "again\n", "exit")
+        assert sleeping(marks[1]) == 2
+        for call in (sandbox.poll, sandbox.kill):
+            with pytest.raises(SandboxError):
+                await call("nobody")
+
+    async def test_a_spawned_process_that_ends_says_how(self, sandbox):
+        await sandbox.write("folder/file", b"x")
+        await sandbox.spawn("one", ["sh", "-c", "ls; echo $GIVEN; exit 3"], cwd="folder", env={"GIVEN": "y"})
+        polled, said = await self.until(sandbox, "one", lambda polled, said: not polled.running)
+        assert (polled.rc, polled.signal, polled.cause, said) == (3, None, "exit", "file\ny\n")
+        assert (await sandbox.poll("one")).stdout == ""
+        await sandbox.spawn("two", ["sh", "-c", "kill -9 $$"])
+        polled, _ = await self.until(sandbox, "two", lambda polled, said: not polled.running)
+        assert (polled.rc, polled.signal, polled.cause) == (None, 9, "killed")
+
+    async def test_output_of_a_spawned_process_is_bounded_between_two_polls(self, sandbox):
+        await sandbox.spawn("some", [*PYTHON, "print('y' * 5000)"], output_bytes=2000)
+        await self.until(sandbox, "some", lambda polled, said: not polled.running)
+        await sandbox.spawn("cut", ["sh", "-c", "printf %05000d 1; sleep 99"], output_bytes=2000)
+        polled, said = await self.until(sandbox, "cut", lambda polled, said: len(said) >= 2000)
+        assert (len(said), polled.truncated) == (2000, True)
+        assert not (await sandbox.poll("cut")).truncated
+        await sandbox.kill("cut")
+        await sandbox.spawn("flood", ["yes"], output_bytes=2000)
+        while (await sandbox.stats()).num_processes:
+            await asyncio.sleep(0.02)
+        polled = await sandbox.poll("flood")
+        assert (polled.running, len(polled.stdout), polled.truncated, polled.cause) == (
+            False, 2000, True, "output",
+        )  # fmt: skip
+
+    # --- pause and resume
+
+    async def test_a_paused_sandbox_makes_no_progress_and_its_time_does_not_count(self, sandbox):
+        count = "i=0; while :; do i=$((i+1)); echo $i > {name}.new; mv {name}.new {name}; sleep 0.01; done"
+        await sandbox.spawn("beside", ["sh", "-c", count.format(name="beside")])
+        limits = ExecLimits(wall_s=1.5)
+        work = asyncio.create_task(sandbox.exec(["sh", "-c", count.format(name="command")], limits=limits))
+        stats = await sandbox.stats()
+        while stats.num_files < 2:
+            await asyncio.sleep(0.01)
+            stats = await sandbox.stats()
+        await sandbox.pause()
+        await sandbox.pause()
+        before = await sandbox.stats()
+        await asyncio.sleep(2.0)  # more than the limit
+        assert not work.done()
+        after = await sandbox.stats()
+        assert after.num_processes == before.num_processes
+        assert after.cpu_s - before.cpu_s <= 0.021  # the clock's ticks
+        with pytest.raises(SandboxError):
+            await sandbox.spawn("more", ["true"])
+        await sandbox.resume()
+        await sandbox.resume()
+        result = await work
+        assert (result.cause, result.wall_s < 2.0) == ("wall", True)
+        first = await sandbox.read("beside")
+        while await sandbox.read("beside") == first:
+            await asyncio.sleep(0.01)
+        assert (await sandbox.exec(["echo", "x"])).stdout == "x\n"
+
+    async def test_a_paused_sandbox_can_be_copied_and_terminated(self, provider, sandbox, tmp_path):
+        marker = f"976{uuid.uuid4().int % 10**9}"
+        await sandbox.write("file", b"x")
+        await sandbox.spawn("it", ["sleep", marker])
+        await until_running(marker)
+        await sandbox.pause()
+        await provider.snapshot(sandbox.id, tmp_path / "store", {})
+        assert held_in(tmp_path / "store") == [b"x"]
+        with pytest.raises(SandboxError):
+            await sandbox.exec(["true"])
+        await sandbox.terminate()
+        assert running(marker) == []
+
+    async def test_a_sandbox_that_was_lost_while_paused_is_detected_at_resume(self, provider, sandbox):
+        await sandbox.write("file", b"x")
+        await sandbox.pause()
+        self.destroy(provider, sandbox)
+        with pytest.raises(SandboxError):
+            await sandbox.resume()
+
     # --- snapshots
 
     async def restored(self, provider, store, digest):
@@ -437,6 +614,38 @@ class SandboxContract:
         await provider.reset(sandbox.id, tmp_path / "store", digest)
         assert await sandbox.read("d/f") == b"one"
         assert later != await provider.snapshot(sandbox.id, tmp_path / "store", {}) == digest
+
+    async def test_a_long_lived_process_stands_still_for_a_snapshot_and_ends_with_a_reset(
+        self, provider, sandbox, tmp_path
+    ):
+        if not provider.spawns:
+            pytest.skip("no long-lived processes")
+        marker = f"975{uuid.uuid4().int % 10**9}"
+        await sandbox.write("pair", b"0 0")
+        code = (
+            "import mmap, time\n"
+            "f = open('map', 'w+b'); f.write(bytes(4096)); f.flush()\n"
+            "m, n = mmap.mmap(f.fileno(), 4096), 0\n"
+            "while True: n += 1; m[:4] = n.to_bytes(4, 'big'); time.sleep(0.01)\n"
+        )
+        await sandbox.spawn("writer", ["python3", "-I", "-S", "-c", f"{code}# {marker}"])
+        await sandbox.spawn("it", ["sleep", marker])
+        await until_running(marker)
+        seen = set()
+        for _ in range(4):
+            await asyncio.sleep(0.1)
+            digest = await provider.snapshot(sandbox.id, tmp_path / "store", {})
+            other = await self.restored(provider, tmp_path / "store", digest)
+            seen.add(await other.read("map"))
+            await other.terminate()
+        assert len(seen) == 4  # what is written through a mapping may leave a file's times alone
+        assert (await sandbox.poll("it")).running
+        await provider.reset(sandbox.id, tmp_path / "store", digest)
+        assert running(marker) == []
+        with pytest.raises(SandboxError):
+            await sandbox.poll("it")
+        assert await sandbox.read("pair") == b"0 0"
+        await sandbox.spawn("it", ["true"])
 
     async def test_a_snapshot_keeps_links_as_links_and_follows_none(self, provider, sandbox, tmp_path):
         secret = tmp_path / "secret"

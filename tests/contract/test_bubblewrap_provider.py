@@ -12,6 +12,8 @@ from tests.contract.sandbox_contract import SandboxContract
 
 
 class _Bubblewrap(SandboxContract):
+    tells_usage = False
+
     def destroy(self, provider, sandbox):
         shutil.rmtree(sandbox._folder)
 

@@ -443,6 +443,6 @@ def _age_s(pid):
 
 def _is_helper(pid):
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") == b"cell"
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/cell")
     except OSError:
         return False

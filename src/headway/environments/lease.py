@@ -40,7 +40,7 @@ from headway.environments.usage import UseSoFar, prepared
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headway.core.protocols import ExecLimits, Sandbox, SandboxProvider
+    from headway.core.protocols import ExecLimits, Polled, Sandbox, SandboxProvider, SandboxStats
 
 
 class SandboxLease:
@@ -139,11 +139,51 @@ class SandboxLease:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         limits: ExecLimits | None = None,
+        cwd: str = "",
     ) -> ExecResult:
         """Run a command; see `Sandbox`."""
-        if not argv or any("\0" in word for word in argv):  # which no system can run
-            raise EnvironmentFault("a command must have a word, and no word of it a NUL")
-        return await self._call(Call.exec(argv, stdin, env, limits), self._timed_exec)
+        _must_be_runnable(argv)
+        return await self._call(Call.exec(argv, stdin, env, limits, cwd), self._timed_exec)
+
+    async def spawn(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        output_bytes: int = 65536,
+    ) -> None:
+        """Start a long-lived process; see `Sandbox`."""
+        _must_be_runnable(argv)
+        await self._call(Call.spawn(name, argv, stdin, env, cwd, output_bytes), Call.run)
+
+    async def poll(self, name: str) -> Polled:
+        """Say how a long-lived process is; see `Sandbox`."""
+        return await self._call(Call("poll", {"name": name}), Call.run)
+
+    async def kill(self, name: str) -> None:
+        """End a long-lived process; see `Sandbox`."""
+        await self._call(Call("kill", {"name": name}), Call.run)
+
+    async def stats(self) -> SandboxStats:
+        """Say what the sandbox holds; see `Sandbox`."""
+        return await self._call(Call("stats", {}), Call.run)
+
+    async def pause(self) -> None:
+        """Stop what runs, if anything was created; see `Sandbox`. Not recorded: it changes no answer."""
+        if self._inner is not None:
+            await self._inner.pause()
+
+    async def resume(self) -> None:
+        """Go on; a sandbox that was lost is rebuilt from its record, if one is kept; see `Sandbox`.
+
+        Raises SandboxError when it is lost for good.
+        """
+        await self.revive()
+        if self._inner is not None:
+            await self._inner.resume()
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file; see `Sandbox`."""
@@ -276,7 +316,8 @@ class SandboxLease:
         record, sandbox = self.record, None
         first = record.num_calls_in_snapshot
         origin: Literal["new", "warm", "snapshot"] = "snapshot"
-        if record.snapshot and self.store is not None and self._provider.snapshots:
+        spawned = any(call.op == "spawn" for call in record.calls[:first])  # no snapshot holds processes
+        if record.snapshot and self.store is not None and self._provider.snapshots and not spawned:
             # Without its snapshot (a later one took its place) the whole record gives the same state.
             with contextlib.suppress(SandboxError):
                 sandbox = await self._provider.restore(self._id, self._labels, self.store, record.snapshot)
@@ -345,3 +386,9 @@ class SandboxLease:
     def _check(self) -> None:
         if self._state == "released":
             raise SandboxError("a released sandbox cannot be used", value=self._id)
+
+
+def _must_be_runnable(argv: Sequence[str]) -> None:
+    """Raise EnvironmentFault for a command line that no system can run."""
+    if not argv or any("\0" in word for word in argv):
+        raise EnvironmentFault("a command must have a word, and no word of it a NUL")

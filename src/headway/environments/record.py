@@ -19,8 +19,10 @@ from typing import Any, Literal
 
 from headway.core.codec import from_plain, to_plain
 from headway.core.errors import EnvironmentFault, SandboxError
-from headway.core.protocols import ExecLimits, ExecResult, Sandbox
+from headway.core.protocols import ExecLimits, ExecResult, Polled, Sandbox, SandboxStats
 from headway.core.records import Message
+
+_RESULTS: dict[str, type[Any]] = {"exec": ExecResult, "poll": Polled, "stats": SandboxStats}
 
 
 class ReplayDivergedError(EnvironmentFault):
@@ -40,19 +42,40 @@ class Said:
 class Call:
     """One call to the sandbox. `request` holds JSON values; bytes are base64."""
 
-    op: Literal["exec", "write", "read", "upload", "download"]
+    op: Literal["exec", "write", "read", "upload", "download", "spawn", "poll", "kill", "stats"]
     request: dict[str, Any]
-    result: Any = None  # JSON: the ExecResult, the bytes read
+    result: Any = None  # JSON: what was returned, or the bytes read
     failed: str = ""  # the SandboxError's rule
 
     @classmethod
     def exec(
-        cls, argv: Sequence[str], stdin: bytes, env: Mapping[str, str] | None, limits: ExecLimits | None
+        cls,
+        argv: Sequence[str],
+        stdin: bytes,
+        env: Mapping[str, str] | None,
+        limits: ExecLimits | None,
+        cwd: str = "",
     ) -> Call:
         """Return a command that is not run yet."""
         given = None if env is None else dict(env)
         bounds = None if limits is None else to_plain(limits)
-        return cls("exec", {"argv": list(argv), "stdin": _text(stdin), "env": given, "limits": bounds})
+        request = {"argv": list(argv), "stdin": _text(stdin), "env": given, "limits": bounds}
+        return cls("exec", request | ({"cwd": cwd} if cwd else {}))
+
+    @classmethod
+    def spawn(
+        cls,
+        name: str,
+        argv: Sequence[str],
+        stdin: bytes,
+        env: Mapping[str, str] | None,
+        cwd: str,
+        output_bytes: int,
+    ) -> Call:
+        """Return a long-lived process that is not started yet."""
+        request: dict[str, Any] = {"name": name, "argv": list(argv), "stdin": _text(stdin), "cwd": cwd}
+        request |= {"env": None if env is None else dict(env), "output_bytes": output_bytes}
+        return cls("spawn", request)
 
     @classmethod
     def write(cls, path: str, data: bytes) -> Call:
@@ -75,8 +98,17 @@ class Call:
         return cls("download", {"path": path, "max_bytes": max_bytes, "max_files": max_files})
 
     async def run(self, sandbox: Sandbox) -> Any:
-        """Do it and return what the sandbox returns, an ExecResult, bytes or None."""
+        """Do it and return what the sandbox returns."""
         request = self.request
+        if self.op == "spawn":
+            given: dict[str, Any] = {**request, "stdin": b64decode(request["stdin"])}
+            return await sandbox.spawn(**given)
+        if self.op == "poll":
+            return await sandbox.poll(request["name"])
+        if self.op == "kill":
+            return await sandbox.kill(request["name"])
+        if self.op == "stats":
+            return await sandbox.stats()
         if self.op == "write":
             return await sandbox.write(request["path"], b64decode(request["data"]))
         if self.op == "read":
@@ -87,7 +119,9 @@ class Call:
             return await sandbox.download(request["path"], request["max_bytes"], request["max_files"])
         limits = None if request["limits"] is None else from_plain(ExecLimits, request["limits"])
         stdin = b64decode(request["stdin"])
-        return await sandbox.exec(request["argv"], stdin=stdin, env=request["env"], limits=limits)
+        return await sandbox.exec(
+            request["argv"], stdin=stdin, env=request["env"], limits=limits, cwd=request.get("cwd", "")
+        )
 
     def answered(self, value: Any) -> None:
         """Keep what `run` returned."""
@@ -97,8 +131,8 @@ class Call:
         """Return what `run` returned, or raise what it raised."""
         if self.failed:
             raise SandboxError(self.failed)
-        if self.op == "exec":
-            return from_plain(ExecResult, self.result)
+        if self.op in _RESULTS:
+            return from_plain(_RESULTS[self.op], self.result)
         return b64decode(self.result) if self.op in ("read", "download") else None
 
 

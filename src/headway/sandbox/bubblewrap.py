@@ -19,19 +19,20 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 from headway.core.errors import SandboxError, SandboxUnavailableError
-from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee
+from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee, Polled, SandboxStats
 from headway.sandbox import files
 from headway.sandbox.blocking import to_its_end
 from headway.sandbox.images import Image, image_of
 from headway.sandbox.layout import SANDBOX_ENV, VIEW_TOOLS, Layout, find_bwrap
+from headway.sandbox.members import members
 from headway.sandbox.preflight import guarantees, unavailable
-from headway.sandbox.process import Limits, run_contained
+from headway.sandbox.process import Limits, LongLived, Tree, run_contained
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.store import Index, Store
 from headway.sandbox.tars import Allowance, pack, unpack
@@ -42,6 +43,8 @@ class BubblewrapProvider:
     """Makes sandboxes with bubblewrap."""
 
     snapshots = True
+    spawns = True
+    pauses = True
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self._settings = settings or SandboxSettings()
@@ -233,7 +236,11 @@ class BubblewrapSandbox:
         self._inode = 0  # of the folder, which somebody might replace
         self._index = Index()
         self._turn = asyncio.Lock()
+        self._pausing = asyncio.Lock()
         self._terminated = False
+        self._paused = False
+        self._tree: Tree | None = None  # of the command that runs
+        self._spawned: dict[str, LongLived] = {}
 
     @property
     def id(self) -> str:
@@ -247,6 +254,7 @@ class BubblewrapSandbox:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         limits: ExecLimits | None = None,
+        cwd: str = "",
     ) -> ExecResult:
         """Run a command over the work folder; every process that it started ends with it.
 
@@ -254,17 +262,83 @@ class BubblewrapSandbox:
         """
         settings = self._provider.settings
         async with self._turn:
-            folder = await self._work()
-            self._index.changed = True
-            layout = self._provider.layout()
             wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
-            return await run_contained(
-                lambda info_fd, life_fd: layout.argv(list(argv), str(folder), info_fd, life_fd),
-                SANDBOX_ENV | dict(env or {}),
-                stdin,
-                Limits(wanted.wall_s, wanted.output_bytes, settings.start_timeout_s),
-                lambda: self._over_quota(folder),
-            )
+            make, over_quota = await self._plan(argv, env, cwd, wanted.output_bytes)
+
+            def tree(stack: contextlib.AsyncExitStack) -> Tree:
+                self._tree = make(stack)
+                return self._tree
+
+            try:
+                return await run_contained(tree, stdin, wanted.wall_s, over_quota)
+            finally:
+                self._tree = None
+
+    async def spawn(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        output_bytes: int = 65536,
+    ) -> None:
+        """Start a long-lived process in a process tree of its own over the work folder; see `Sandbox`.
+
+        It shares no /tmp, no processes and no network with the commands.
+        """
+        known = self._spawned.get(name)
+        if known is not None and known.running:
+            raise SandboxError("a long-lived process needs a name that no running one has", value=name)
+        if known is not None:
+            await known.kill()
+        make, over_quota = await self._plan(argv, env, cwd, output_bytes)
+        self._spawned[name] = process = LongLived(make)
+        try:
+            await process.start(stdin, over_quota)
+        except BaseException:
+            self._spawned.pop(name)
+            raise
+
+    async def poll(self, name: str) -> Polled:
+        """Say how a long-lived process is, and what it wrote since the last poll."""
+        return await self._process(name).poll()
+
+    async def kill(self, name: str) -> None:
+        """End a long-lived process and what it started; idempotent."""
+        await self._process(name).kill()
+
+    async def pause(self) -> None:
+        """Stop every process; idempotent. Memory stays with them."""
+        async with self._pausing:
+            await self._work()
+            self._paused = True
+            for tree in self._trees():
+                await tree.pause()
+
+    async def resume(self) -> None:
+        """Let every process go on; idempotent. Raises SandboxError when the work folder was lost."""
+        async with self._pausing:
+            await self._work()
+            if not self.intact:
+                raise SandboxError("the sandbox's work folder is gone", value=self._id)
+            self._paused = False
+            for tree in self._trees():
+                await tree.resume()
+
+    async def stats(self) -> SandboxStats:
+        """Say what it holds and what the processes that run have used."""
+        folder, settings = await self._work(), self._provider.settings
+        alive = [member for tree in self._trees() if tree.init for member in members(tree.init)]
+        num_bytes, num_files = files.usage(folder, settings.work_mb << 20, settings.max_files)
+        return SandboxStats(
+            cpu_s=sum(member.cpu_s for member in alive),
+            memory_bytes=sum(member.memory_bytes for member in alive),
+            disk_bytes=num_bytes,
+            num_files=num_files,
+            num_processes=len(alive),
+        )
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file below /work."""
@@ -291,24 +365,44 @@ class BubblewrapSandbox:
         """Store what is in the work folder; a command that runs ends first."""
         async with self._turn:
             folder = await self._whole_work()
-            return await to_its_end(lambda: store.take(folder, labels, self._index))
+            async with self._still():
+                return await to_its_end(lambda: store.take(folder, labels, self._index))
 
     async def put(self, store: Store, digest: str) -> None:
         """Hold what a snapshot does, and nothing else; a command that runs ends first."""
         owner = self._provider.layout().owner
         async with self._turn:
             await self._refill(lambda draft: store.put(digest, draft, owner))
+            self._paused = False
 
     async def copy_to(self, other: BubblewrapSandbox) -> None:
         """Give a new sandbox a copy of the work folder; a command that runs ends first."""
         owner = self._provider.layout().owner
         async with self._turn, other._turn:
             folder = await self._whole_work()
-            await other._refill(lambda draft: copy_tree(folder, draft, owner))
+            async with self._still():
+                await other._refill(lambda draft: copy_tree(folder, draft, owner))
+
+    @contextlib.asynccontextmanager
+    async def _still(self) -> AsyncGenerator[None]:
+        """Let long-lived processes stand still, and nothing of an index be trusted that they may write to."""
+        if self._spawned:
+            self._index = Index()
+        still = not self._paused and any(process.running for process in self._spawned.values())
+        if still:
+            await self.pause()
+        try:
+            yield
+        finally:
+            if still and not self._terminated:
+                await self.resume()
 
     async def _refill(self, fill: Callable[[Path], None]) -> None:
         """Put a folder that `fill` has filled in the place of the work folder, whole or not at all."""
         folder = self._place()
+        for process in self._spawned.values():
+            await process.kill()
+        self._spawned.clear()
         # Names that no quoted id has; `reap` finds what a killed process left of them.
         draft, old = (folder.with_name(f"{folder.name}%{what}") for what in ("draft", "old"))
 
@@ -334,6 +428,8 @@ class BubblewrapSandbox:
         """End the running command within a tenth of a second and remove the files; idempotent."""
         self._terminated = True
         async with self._turn:
+            for process in self._spawned.values():
+                await process.kill()
             if self._folder is not None:
                 await asyncio.to_thread(files.remove_tree, self._folder)
                 with contextlib.suppress(OSError):  # the run's other sandboxes are still in it
@@ -361,6 +457,34 @@ class BubblewrapSandbox:
         async with self._turn:
             folder = await self._work()
             return await to_its_end(lambda: pack(folder, path, Allowance(max_bytes, max_files)))
+
+    async def _plan(
+        self, argv: Sequence[str], env: Mapping[str, str] | None, cwd: str, output_bytes: int
+    ) -> tuple[Callable[[contextlib.AsyncExitStack], Tree], Callable[[], Cause | None]]:
+        """Return how a program's process tree is made, and what looks at its limits."""
+        if self._paused:
+            raise SandboxError("a paused sandbox runs nothing until it is resumed", value=self._id)
+        folder, layout = await self._work(), self._provider.layout()
+        self._index.changed = True
+        limits = Limits(output_bytes, self._provider.settings.start_timeout_s)
+
+        def command(info_fd: int, life_fd: int) -> list[str]:
+            return layout.argv(list(argv), str(folder), info_fd, life_fd, cwd)
+
+        return (
+            lambda stack: Tree(command, SANDBOX_ENV | dict(env or {}), limits, stack),
+            lambda: self._over_quota(folder),
+        )
+
+    def _trees(self) -> list[Tree]:
+        """Return the process trees that run."""
+        own = [] if self._tree is None else [self._tree]
+        return own + [process.tree for process in self._spawned.values() if process.running]
+
+    def _process(self, name: str) -> LongLived:
+        if name not in self._spawned:
+            raise SandboxError("a long-lived process must have been spawned", value=name)
+        return self._spawned[name]
 
     async def _work(self) -> Path:
         """Return the work folder, made at first use."""

@@ -32,7 +32,8 @@ READY = b"headway-sandbox-ready\n"
 WORK = "/work"
 VENV = "/opt/headway"  # a virtual environment, where an image is one
 SHIM = f"{VENV}/bin"  # where python3 is, whatever the host calls it
-SANDBOX_ENV = {"PATH": f"{SHIM}:/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "LANG": "C.UTF-8"}
+# Of C.UTF-8 the other categories are those of C, and each is a file or two that every program opens.
+SANDBOX_ENV = {"PATH": f"{SHIM}:/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "LC_CTYPE": "C.UTF-8"}
 NOBODY = 65534
 VIEW_TOOLS = ("unshare", "setpriv", "mount")  # of util-linux; what root needs to give up its uid
 
@@ -47,6 +48,8 @@ ulimit -v {memory_kb} && ulimit -f {file_blocks} && ulimit -n {files} && ulimit 
 ulimit -S -t {cpu_s} && ulimit -H -t {cpu_kill_s} || exit 125
 printf '{ready}\\n'
 read -r go && [ "$go" = go ] || exit 125
+cd -- "$1" || exit 126
+shift
 exec "$@"
 """
 
@@ -126,8 +129,8 @@ class Layout:
         """Return the uid that must own a work folder, None for the caller's own."""
         return NOBODY if self.drop_uid else None
 
-    def argv(self, command: list[str], work: str, info_fd: int, life_fd: int) -> list[str]:
-        """Return the whole command line that runs `command` over the host folder `work`.
+    def argv(self, command: list[str], work: str, info_fd: int, life_fd: int, cwd: str = "") -> list[str]:
+        """Return the whole command line that runs `command` over the host folder `work`, from `cwd` in it.
 
         bubblewrap writes its child's pid, as JSON, to `info_fd`; everything ends at the end of `life_fd`,
         the reading end of a pipe. The process must lead a process group.
@@ -136,7 +139,7 @@ class Layout:
             sources = {sys.base_prefix: sys.base_prefix, WORK: work, VENV: self.venv}
             return [
                 *["/bin/sh", "-c", _GUARD + _RUN, "sh", str(life_fd)],
-                *[self.bwrap.path, *self._contained(sources, info_fd, life_fd), *self._start(command)],
+                *[self.bwrap.path, *self._contained(sources, info_fd, life_fd), *self._start(command, cwd)],
             ]
         binary, *binds = self._visible_bwrap()
         binds += [work, "work"]
@@ -151,11 +154,11 @@ class Layout:
             *["unshare", "--mount", "/bin/sh", "-c", _GUARD + _MAKE_VIEW + _RUN, "sh", str(life_fd)],
             *[*binds, "--"],
             *["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all"],
-            *[binary, *self._contained(sources, info_fd, life_fd), *self._start(command)],
+            *[binary, *self._contained(sources, info_fd, life_fd), *self._start(command, cwd)],
         ]
 
-    def _start(self, command: list[str]) -> list[str]:
-        return ["/bin/sh", "-c", self._stage(), "sh", *command]
+    def _start(self, command: list[str], cwd: str) -> list[str]:
+        return ["/bin/sh", "-c", self._stage(), "sh", cwd or ".", *command]
 
     def _visible_bwrap(self) -> list[str]:
         """Where the view has bubblewrap, and the binds that put it there."""

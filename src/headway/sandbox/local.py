@@ -2,8 +2,9 @@
 
 A sandbox is a set of namespaces with a first process of ours, which lasts from the first use to `terminate`.
 Its work folder is a tmpfs, capped in bytes and files, that this process holds open, so that files pass
-without a program in the sandbox. Commands run one at a time; every process of a command ends with it. Files
-of /work last as long as the sandbox; /tmp is empty again at each command.
+without a program in the sandbox. Commands run one at a time; every process of a command ends with it.
+Long-lived processes (`spawn`) run beside them. Files of /work last as long as the sandbox; /tmp is empty
+again at each command, unless long-lived processes run.
 
 Nothing of a sandbox lies on the host's disk, and nothing outlives this process: sandboxes end with the
 sockets that it holds (zygote.py). So `reap` finds only this process's own.
@@ -12,29 +13,33 @@ sockets that it holds (zygote.py). So `reap` finds only this process's own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headway.core.errors import SandboxError, SandboxUnavailableError
-from headway.core.protocols import ExecLimits, ExecResult, Guarantee
+from headway.core.protocols import ExecLimits, ExecResult, Guarantee, Polled, SandboxStats
 from headway.sandbox import files
 from headway.sandbox.blocking import to_its_end
 from headway.sandbox.images import Image, image_of
+from headway.sandbox.memory import give_back
 from headway.sandbox.preflight import local_guarantees, unavailable
-from headway.sandbox.programs import run_program
+from headway.sandbox.programs import Command, LongLived
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.store import Index, Store
 from headway.sandbox.tars import Allowance, pack, unpack
 from headway.sandbox.trees import copy_tree
-from headway.sandbox.zygote import MODEL_UID, Cell, Zygote
+from headway.sandbox.zygote import MAX_SPAWNED, MODEL_UID, Cell, Zygote, unpack_stats
 
 
 class LocalProvider:
     """Makes sandboxes with the helper in native/."""
 
     snapshots = True
+    spawns = True
+    pauses = True
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self._settings = settings or SandboxSettings()
@@ -62,6 +67,7 @@ class LocalProvider:
         copied = self._image is not None and self._image.kind == "work" and not zygote.overlays
         return local_guarantees(
             pids=not zygote.single_uid or os.geteuid() != 0,
+            cgroups={name for group in zygote.groups for name in group.controllers},
             image=None if self._image is None else not copied,
         )
 
@@ -187,7 +193,7 @@ class LocalProvider:
 
 
 class LocalSandbox:
-    """One set of namespaces and the commands that run in it, one at a time."""
+    """One set of namespaces and the programs in it: commands one at a time, long-lived ones beside."""
 
     def __init__(self, sandbox_id: str, labels: Mapping[str, str], provider: LocalProvider) -> None:
         self._id = sandbox_id
@@ -196,8 +202,13 @@ class LocalSandbox:
         self._cell: Cell | None = None
         self._owner: int | None = None
         self._index = Index()
-        self._turn = asyncio.Lock()
+        self._turn = asyncio.Lock()  # of whoever uses the work folder
+        self._birth = asyncio.Lock()
+        self._asking = asyncio.Lock()
         self._terminated = False
+        self._paused = False
+        self._command: Command | None = None
+        self._spawned: dict[str, LongLived] = {}
 
     @property
     def id(self) -> str:
@@ -211,6 +222,7 @@ class LocalSandbox:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
         limits: ExecLimits | None = None,
+        cwd: str = "",
     ) -> ExecResult:
         """Run a command over the work folder; every process that it started ends with it.
 
@@ -219,10 +231,83 @@ class LocalSandbox:
         settings = self._provider.settings
         async with self._turn:
             cell = await self._made()
+            self._must_go_on()
             self._index.changed = True
             wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
-            return await run_program(
-                cell, argv, env or {}, stdin, wanted, settings, terminated=lambda: self._terminated
+            self._command = Command(cell, settings, lambda: self._terminated)
+            try:
+                return await self._command.run(argv, env or {}, stdin, cwd, wanted)
+            finally:
+                self._command = None
+
+    async def spawn(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        output_bytes: int = 65536,
+    ) -> None:
+        """Start a long-lived process; see `Sandbox`. At most 32 run at once."""
+        cell = await self._made()
+        self._must_go_on()
+        known = self._spawned.get(name)
+        if known is not None and known.number is not None:
+            raise SandboxError("a long-lived process needs a name that no running one has", value=name)
+        taken = {process.number for process in self._spawned.values()}
+        free = next((number for number in range(1, MAX_SPAWNED + 1) if number not in taken), None)
+        if free is None:
+            raise SandboxError("a sandbox can run no more long-lived processes at once", value=MAX_SPAWNED)
+        self._spawned[name] = process = LongLived(cell, free, output_bytes)
+        await process.start(argv, env or {}, stdin, cwd, self._provider.settings.start_timeout_s)
+
+    async def poll(self, name: str) -> Polled:
+        """Say how a long-lived process is, and what it wrote since the last poll."""
+        return self._process(name).poll()
+
+    async def kill(self, name: str) -> None:
+        """End a long-lived process and what it started; idempotent."""
+        await self._process(name).kill()
+
+    async def pause(self) -> None:
+        """Stop every process; idempotent. Memory is given back as far as memory.py says."""
+        async with self._asking:
+            if self._paused:
+                return
+            cell = await self._made()
+            await cell.ask(b"Z", self._provider.settings.start_timeout_s)
+            self._paused = True
+            if self._command is not None:
+                self._command.wall.pause()
+        if cell.groups:
+            await asyncio.to_thread(give_back, cell.groups)
+
+    async def resume(self) -> None:
+        """Let every process go on; idempotent. Raises SandboxError when the sandbox was lost meanwhile."""
+        async with self._asking:
+            cell = await self._made()
+            if not self._paused:
+                return
+            await cell.ask(b"W", self._provider.settings.start_timeout_s)
+            self._paused = False
+            if self._command is not None:
+                self._command.wall.resume()
+
+    async def stats(self) -> SandboxStats:
+        """Say what it holds and has used."""
+        async with self._asking:
+            cell = await self._made()
+            said = await cell.ask(b"Q", self._provider.settings.start_timeout_s)
+            num_processes, cpu_s, memory_bytes = unpack_stats(said)
+            disk = os.fstatvfs(cell.work_fd)
+            return SandboxStats(
+                cpu_s=cpu_s,
+                memory_bytes=memory_bytes,
+                disk_bytes=(disk.f_blocks - disk.f_bfree) * disk.f_frsize,
+                num_files=max(0, disk.f_files - disk.f_ffree - 1),
+                num_processes=num_processes,
             )
 
     async def write(self, path: str, data: bytes) -> None:
@@ -238,8 +323,7 @@ class LocalSandbox:
 
     async def prepare(self) -> None:
         """Make the namespaces now, so that the first command does not wait for them."""
-        async with self._turn:
-            await self._made()
+        await (await self._made()).ready(self._provider.settings.start_timeout_s)
 
     @property
     def intact(self) -> bool:
@@ -247,11 +331,26 @@ class LocalSandbox:
         return not self._terminated if self._cell is None else self._cell.alive
 
     async def take(self, store: Store, labels: Mapping[str, str]) -> str:
-        """Store what is in the work folder; a command that runs ends first."""
+        """Store what is in the work folder; a command ends first, long-lived processes stand still."""
         async with self._turn:
             cell = await self._made()
             base = self._base(cell)
-            return await to_its_end(lambda: store.take(cell.state_fd, labels, self._index, base))
+            async with self._still():
+                return await to_its_end(lambda: store.take(cell.state_fd, labels, self._index, base))
+
+    @contextlib.asynccontextmanager
+    async def _still(self) -> AsyncGenerator[None]:
+        """Let long-lived processes stand still, and nothing of an index be trusted that they may write to."""
+        if self._spawned:
+            self._index = Index()
+        still = not self._paused and any(process.number for process in self._spawned.values())
+        if still:
+            await self.pause()
+        try:
+            yield
+        finally:
+            if still and not self._terminated:
+                await self.resume()
 
     async def put(self, store: Store, digest: str) -> None:
         """Hold what a snapshot does, and nothing else; a command that runs ends first."""
@@ -263,9 +362,10 @@ class LocalSandbox:
         async with self._turn, other._turn:
             source = await self._made()
             overlay = source.upper_fd is not None
-            await other._refill(
-                lambda cell: copy_tree(source.state_fd, cell.state_fd, other._owner, overlay=overlay)
-            )
+            async with self._still():
+                await other._refill(
+                    lambda cell: copy_tree(source.state_fd, cell.state_fd, other._owner, overlay=overlay)
+                )
 
     async def _refill(self, fill: Callable[[Cell], None]) -> None:
         """Go on with new namespaces whose empty work folder `fill` has filled, or as before when it fails."""
@@ -279,6 +379,8 @@ class LocalSandbox:
             await _whole(cell.end())
             raise
         old, self._cell, self._index = self._cell, cell, Index()
+        self._paused = False
+        self._spawned.clear()
         if old is not None:
             await _whole(old.end())
 
@@ -287,24 +389,30 @@ class LocalSandbox:
         self._terminated = True
         if self._cell is not None:
             await _whole(self._cell.end())
-        async with self._turn:
+        async with self._turn, self._birth:
             if self._cell is not None:  # made while this call came in
                 await _whole(self._cell.end())
         self._provider.forget(self._id)
+
+    def _process(self, name: str) -> LongLived:
+        if name not in self._spawned:
+            raise SandboxError("a long-lived process must have been spawned", value=name)
+        return self._spawned[name]
+
+    def _must_go_on(self) -> None:
+        if self._paused:
+            raise SandboxError("a paused sandbox runs nothing until it is resumed", value=self._id)
 
     async def _made(self) -> Cell:
         """Return the sandbox's first process, started at first use."""
         if self._terminated:
             raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         if self._cell is None:
-            cell, image = await self._new_cell(), self._provider.image
-            if image is not None and image.kind == "work" and cell.upper_fd is None:
-                try:
-                    await to_its_end(lambda: copy_tree(image.path, cell.work_fd, self._owner))
-                except BaseException:
-                    await _whole(cell.end())
-                    raise
-            self._cell = cell
+            async with self._birth:
+                if self._cell is None:
+                    self._cell = await self._begun()
+                if self._terminated:
+                    raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         elif not self._cell.alive:
             raise SandboxError("the sandbox's first process is gone, and its files with it", value=self._id)
         return self._cell
@@ -329,6 +437,17 @@ class LocalSandbox:
             cell = await self._made()
             # On a tmpfs nothing has to be opened for root; through an overlay that would copy it up.
             return await to_its_end(lambda: pack(cell.work_fd, path, Allowance(max_bytes, max_files)))
+
+    async def _begun(self) -> Cell:
+        """Return new namespaces that begin with the image."""
+        cell, image = await self._new_cell(), self._provider.image
+        if image is not None and image.kind == "work" and cell.upper_fd is None:
+            try:
+                await to_its_end(lambda: copy_tree(image.path, cell.work_fd, self._owner))
+            except BaseException:
+                await _whole(cell.end())
+                raise
+        return cell
 
     async def _new_cell(self) -> Cell:
         zygote = await self._provider.zygote()

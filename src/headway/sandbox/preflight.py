@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from headway.core.errors import SandboxUnavailableError
@@ -78,29 +78,45 @@ def guarantees(*, pids: bool, copied: bool | None = None) -> list[Guarantee]:
     ]
 
 
-def local_guarantees(*, pids: bool, image: bool | None = None) -> list[Guarantee]:
+def local_guarantees(
+    *, pids: bool, cgroups: Collection[str] = (), image: bool | None = None
+) -> list[Guarantee]:
     """Return what the local provider's helper gives.
 
     Args:
-        pids: whether the process limit holds.
+        pids: whether the process limit of the user namespace holds.
+        cgroups: which controllers serve.
         image: whether all sandboxes share the image; None without one.
     """
     shared = [] if image is None else [_SHARED if image else _COPIED]
     enforced = (
         "network", "host_files", "environment", "wall", "output", "nested_namespaces", "file_size", "disk",
-        "files", "first_process", "syscalls", "snapshot",
+        "files", "first_process", "syscalls", "snapshot", "pause",
     )  # fmt: skip
+    delegate = (
+        "run as root, or where a cgroup v2 is delegated with its memory controller "
+        "(`systemd-run --user --scope -p Delegate=yes`)"
+    )
     return [
         *(Guarantee(name, "enforced") for name in enforced),
-        Guarantee(
+        Guarantee("memory", "enforced")
+        if "memory" in cgroups
+        else Guarantee(
             "memory",
             "best-effort",
-            "the limit holds for each process, and for all together ten times a second; "
-            "a hard one for all needs a cgroup, which this provider does not use",
+            "the limit holds for each process (RLIMIT_AS), and for all together ten times a second "
+            f"(a watchdog); a hard one for all needs a cgroup: {delegate}",
         ),
-        Guarantee("cpu", "best-effort", "the limit holds for each process; the wall limit bounds the sum"),
+        Guarantee(
+            "cpu",
+            "best-effort",
+            "the limit holds for each process; the wall limit bounds the sum; "
+            + (
+                "cores are shared by weight" if "cpu" in cgroups else "nothing shares cores between sandboxes"
+            ),
+        ),
         Guarantee("pids", "enforced")
-        if pids
+        if pids or "pids" in cgroups
         else Guarantee("pids", "absent", "Run as an ordinary user, or as root with CAP_SYS_ADMIN"),
         *shared,
     ]

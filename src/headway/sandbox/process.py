@@ -4,7 +4,8 @@ Consumes the pipes of one bubblewrap process tree. Waits for READY (until `start
 first of: the program's exit, the wall limit, a flood of output, a breach of the work folder's quota, or
 cancellation of the caller. Whatever comes first kills the whole pid namespace; the wait for its end is
 bounded by `_GONE_S`. Nothing in here reads without a bound, and a program that keeps stdout open cannot
-hold the call, because the namespace dies with its first program.
+hold the call, because the namespace dies with its first program. What a command used is not told: bubblewrap
+does not reap what it started.
 
 A controller that is killed at any moment leaves no process: each tree holds the reading end of a pipe of
 the controller's and ends with it (layout.py says how).
@@ -23,10 +24,12 @@ from dataclasses import dataclass
 
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
-from headway.core.protocols import Cause, ExecResult
+from headway.core.protocols import Cause, ExecResult, Polled
 from headway.sandbox.causes import exit_cause, signal_cause
 from headway.sandbox.collector import Collector
+from headway.sandbox.countdown import Countdown
 from headway.sandbox.layout import READY
+from headway.sandbox.members import go_on, stop
 
 _POLL_S = 0.1  # between two looks at the work folder
 _GONE_S = 5.0  # for a killed namespace to be gone
@@ -36,38 +39,91 @@ _GONE_S = 5.0  # for a killed namespace to be gone
 class Limits:
     """What the controller itself enforces; the rest are resource limits of the program."""
 
-    wall_s: float
     output_bytes: int
     start_timeout_s: float
 
 
 async def run_contained(
-    argv: Callable[[int, int], Sequence[str]],
-    env: Mapping[str, str],
+    tree: Callable[[contextlib.AsyncExitStack], Tree],
     stdin: bytes,
-    limits: Limits,
+    wall_s: float,
     over_quota: Callable[[], Cause | None],
 ) -> ExecResult:
-    """Run one command line made by `argv(info_fd, life_fd)` and return how it ended.
+    """Run one command in the tree that `tree` makes and return how it ended.
 
     `over_quota` is asked ten times a second and once at the end whether the work folder breaks a limit.
     Raises SandboxError when the program never started. Cancelling kills every process.
     """
     async with contextlib.AsyncExitStack() as stack:
-        tree = _Tree(argv, env, limits, stack)
+        contained = tree(stack)
         try:
-            await tree.start()
+            await contained.start()
             began = stopwatch()
-            ended_by = await tree.wait(stdin, limits.wall_s, over_quota)
-            wall_s = stopwatch() - began
+            contained.wall.start(wall_s)
+            await contained.begin(stdin, over_quota)
+            ended_by = await contained.over
+            spent_s = stopwatch() - began
         finally:
-            await tree.end()
+            await contained.end()
     if ended_by == "exit":
         ended_by = over_quota() or "exit"
-    return tree.result(ended_by, wall_s)
+    return contained.result(ended_by, max(0.0, spent_s - contained.wall.paused_s))
 
 
-class _Tree:
+class LongLived:
+    """A long-lived program in a tree of its own, which ends when somebody looks, kills, or breaks a limit."""
+
+    def __init__(self, tree: Callable[[contextlib.AsyncExitStack], Tree]) -> None:
+        self._stack = contextlib.AsyncExitStack()
+        self.tree = tree(self._stack)
+        self._over_quota: Callable[[], Cause | None] = lambda: None
+        self._turn = asyncio.Lock()
+        self._ended: ExecResult | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether its first process runs."""
+        return not self.tree.over.done()
+
+    async def start(self, stdin: bytes, over_quota: Callable[[], Cause | None]) -> None:
+        """Start it. Raises SandboxError when it could not be started."""
+        try:
+            await self.tree.start()
+            await self.tree.begin(stdin, over_quota)
+        except BaseException:
+            await self.tree.end()
+            await self._stack.aclose()
+            raise
+        # What breaks a limit is killed at once; the rest of its end waits for who looks.
+        self.tree.over.add_done_callback(lambda _: self.tree.kill())
+
+    async def poll(self) -> Polled:
+        """Say how it is, and what it wrote since the last call."""
+        async with self._turn:
+            if self.running:
+                out, err, cut = self.tree.take()
+                return Polled(True, None, None, out, err, cut, None)
+            await self._finish()
+            ended = self._ended
+            assert ended is not None
+            out, err, cut = self.tree.take()
+            return Polled(False, ended.rc, ended.signal, out, err, cut, ended.cause)
+
+    async def kill(self) -> None:
+        """End it and everything that it started."""
+        async with self._turn:
+            if self.running:
+                self.tree.over.set_result("killed")
+            await self._finish()
+
+    async def _finish(self) -> None:
+        if self._ended is None:
+            await self.tree.end()
+            await self._stack.aclose()
+            self._ended = self.tree.result(self.tree.over.result(), 0.0)
+
+
+class Tree:
     """The process tree of one command and its pipes."""
 
     def __init__(
@@ -80,7 +136,9 @@ class _Tree:
         self._limits = limits
         self._stack = stack
         self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[Cause] = self._loop.create_future()
+        self.over: asyncio.Future[Cause] = self._loop.create_future()
+        self.wall = Countdown(lambda: self._settle("wall"))
+        self.init: int | None = None  # pid of the sandbox's pid 1
         self._init_fd: int | None = None  # pidfd of the sandbox's pid 1
         info_read, info_write = os.pipe()
         life_read, life_write = os.pipe()
@@ -112,15 +170,20 @@ class _Tree:
         assert self._process.stderr is not None
         self._out = Collector(self._process.stdout.fileno(), limits.output_bytes, self._flood, READY)
         self._err = Collector(self._process.stderr.fileno(), limits.output_bytes, self._flood)
-        stack.callback(self._out.close)
-        stack.callback(self._err.close)
+        for collector in (self._out, self._err):
+            collector.start()
+            stack.callback(collector.close)
 
     def _settle(self, cause: Cause) -> None:
-        if not self._over.done():
-            self._over.set_result(cause)
+        if not self.over.done():
+            self.over.set_result(cause)
 
     def _flood(self) -> None:
         self._settle("output")
+
+    def _exited(self) -> None:
+        self._loop.remove_reader(self._exit_fd)
+        self._settle("exit")
 
     async def start(self) -> None:
         """Wait until the limits are set and the program could begin."""
@@ -139,13 +202,14 @@ class _Tree:
             raise SandboxError(f"the sandbox did not start: {said}")
         # bubblewrap writes the pid before it lets its child run, so it is there by now.
         try:
-            self._init_fd = os.pidfd_open(json.loads(os.read(self._info, 4096))["child-pid"])
+            self.init = int(json.loads(os.read(self._info, 4096))["child-pid"])
+            self._init_fd = os.pidfd_open(self.init)
         except (OSError, ValueError, KeyError) as error:
             raise SandboxError(f"the sandbox's first process cannot be watched: {error!r}") from error
         self._stack.callback(os.close, self._init_fd)
 
-    async def wait(self, stdin: bytes, wall_s: float, over_quota: Callable[[], Cause | None]) -> Cause:
-        """Let the program begin and wait for its end or for the first limit."""
+    async def begin(self, stdin: bytes, over_quota: Callable[[], Cause | None]) -> None:
+        """Let the program begin; `over` is settled by its end or by the first limit."""
         loop = self._loop
         transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, self._process.stdin)
         self._stack.callback(lambda: transport.get_write_buffer_size() and transport.abort())
@@ -158,22 +222,37 @@ class _Tree:
             poll = loop.call_later(_POLL_S, look)
 
         poll = loop.call_later(_POLL_S, look)
-        wall = loop.call_later(wall_s, self._settle, "wall")
-        loop.add_reader(self._exit_fd, self._settle, "exit")
-        try:
-            transport.write(b"go\n" + stdin)
-            transport.close()  # after what was written is flushed
-            return await self._over
-        finally:
-            loop.remove_reader(self._exit_fd)
-            wall.cancel()
-            poll.cancel()
+        self._stack.callback(lambda: poll.cancel())
+        self._stack.callback(self.wall.cancel)
+        loop.add_reader(self._exit_fd, self._exited)
+        self._stack.callback(loop.remove_reader, self._exit_fd)
+        transport.write(b"go\n" + stdin)
+        transport.close()  # after what was written is flushed
 
-    async def end(self) -> None:
-        """Kill whatever is left and wait until it is gone."""
+    async def pause(self) -> None:
+        """Stop its processes and its time."""
+        self.wall.pause()
+        if self.init is not None:
+            await asyncio.to_thread(stop, self.init)
+
+    async def resume(self) -> None:
+        """Let its processes and its time go on."""
+        if self.init is not None:
+            await asyncio.to_thread(go_on, self.init)
+        self.wall.resume()
+
+    def kill(self) -> None:
+        """Kill every process."""
         # The group exists, whatever happened in it, because its guard lives on.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        if self._init_fd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
+
+    async def end(self) -> None:
+        """Kill whatever is left and wait until it is gone."""
+        self.kill()
         if self._init_fd is None:
             # Nothing of the program ran. Whatever had started reads end-of-file instead of the go-ahead
             # and ends; it holds stdout until then.
@@ -182,8 +261,6 @@ class _Tree:
             await self._readable(self._exit_fd)
             await asyncio.wait([self._out.ended], timeout=_GONE_S)
         else:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
             await self._readable(self._exit_fd)
             await self._readable(self._init_fd)
             await asyncio.wait([self._out.ended, self._err.ended], timeout=1.0)
@@ -206,6 +283,11 @@ class _Tree:
             raise SandboxError(f"a killed sandbox was still there after {_GONE_S} s") from None
         finally:
             self._loop.remove_reader(fd)
+
+    def take(self) -> tuple[str, str, bool]:
+        """Return what was written to stdout and stderr since the last call, and whether it was cut."""
+        (out, cut), (err, cut_too) = self._out.take(), self._err.take()
+        return out, err, cut or cut_too
 
     def result(self, ended_by: Cause, wall_s: float) -> ExecResult:
         """Say how the program ended; only an exit has an exit code."""

@@ -1,10 +1,11 @@
-"""One command in a sandbox of the local provider: started, fed, watched and ended.
+"""Programs in a sandbox of the local provider: the command that runs, and long-lived ones.
 
-Consumes the pipes of the command and the messages of the sandbox's first process. Waits for its start (until
-`start_timeout_s`), then for the first of: the end of the command, the wall limit, a flood of output,
+Consumes the pipes of a program and what the sandbox's first process says of it. A command waits for its
+start (until `start_timeout_s`), then for the first of: its end, the wall limit, a flood of output,
 cancellation of the caller. Whatever comes first, every process of the command is killed and the wait for
 their end is bounded by `_GONE_S`. The first process tells the end only when all of them are reaped, so a
-program that keeps stdout open cannot hold the call.
+program that keeps stdout open cannot hold the call. Of a program that is over at once only the end is told;
+its output lies in the pipes by then. Nobody waits for a long-lived program: it is looked at by `poll`.
 """
 
 from __future__ import annotations
@@ -17,98 +18,316 @@ from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
-from headway.core.protocols import Cause, ExecLimits, ExecResult
+from headway.core.protocols import Cause, ExecLimits, ExecResult, Polled, Usage
 from headway.sandbox.causes import exit_cause, signal_cause
 from headway.sandbox.collector import Collector
+from headway.sandbox.countdown import Countdown
 from headway.sandbox.layout import SANDBOX_ENV, SHIM, interpreter
+from headway.sandbox.zygote import Ending
 
 if TYPE_CHECKING:
     from headway.sandbox.settings import SandboxSettings
-    from headway.sandbox.zygote import Cell, Ending
+    from headway.sandbox.zygote import Cell
 
 _GONE_S = 5.0  # for killed processes to be gone
-_DRAIN_S = 1.0  # for what they wrote before
 _SNIPPET_FLAGS = frozenset("ISBEs")
 _CHANGING = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC", "GLIBC")  # what an interpreter reads at its start
 
 
-async def run_program(
-    cell: Cell,
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    stdin: bytes,
-    limits: ExecLimits,
-    settings: SandboxSettings,
-    *,
-    terminated: Callable[[], bool],
-) -> ExecResult:
-    """Run one command and return how it ended.
+class Command:
+    """One command, from its request to its end."""
 
-    `terminated` says whether the sandbox was ended on purpose. Raises SandboxError when the command never
-    started, or the sandbox failed under it. Cancelling kills every process of the command.
-    """
-    if not argv:
-        raise SandboxError("a command must have at least one word")
-    loop = asyncio.get_running_loop()
-    over: asyncio.Future[Cause] = loop.create_future()
+    def __init__(self, cell: Cell, settings: SandboxSettings, terminated: Callable[[], bool]) -> None:
+        self._cell = cell
+        self._settings = settings
+        self._terminated = terminated
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[Cause] = self._loop.create_future()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._ending: Ending | SandboxError | None = None
+        self._streams: list[Collector] = []
+        self._wall_s = 0.0
+        self._began = stopwatch()
+        self.wall = Countdown(lambda: self._settle("wall"))
 
-    def settle(cause: Cause) -> None:
-        if not over.done():
-            over.set_result(cause)
+    async def run(
+        self, argv: Sequence[str], env: Mapping[str, str], stdin: bytes, cwd: str, limits: ExecLimits
+    ) -> ExecResult:
+        """Run it and return how it ended.
 
-    async with contextlib.AsyncExitStack() as stack:
-        theirs: list[int] = []
+        Raises SandboxError when it never started, or the sandbox failed under it and was not terminated.
+        Cancelling kills every process of the command.
+        """
+        if not argv:
+            raise SandboxError("a command must have at least one word")
+        self._wall_s = limits.wall_s
+        with contextlib.ExitStack() as stack:
+            feed, rest = self._send(argv, env, stdin, cwd, limits, stack)
+            late = self._loop.call_later(self._settings.start_timeout_s, self._too_late)
+            stack.callback(late.cancel)
+            stack.callback(self.wall.cancel)
+            try:
+                if rest and feed is not None:
+                    transport, _ = await self._loop.connect_write_pipe(
+                        asyncio.BaseProtocol, os.fdopen(feed, "wb", buffering=0)
+                    )
+                    stack.callback(lambda: transport.get_write_buffer_size() and transport.abort())
+                    transport.write(rest)
+                    transport.close()  # after what was written is flushed
+                ended_by = await self._over
+            finally:
+                ending = await self._end()
+            for stream in self._streams:
+                stream.drain()
+        return self._result(ending, ended_by)
+
+    def has_started(self, since_s: float) -> None:
+        """It takes longer than a moment: read its output, and count its time."""
+        self._began = stopwatch() - since_s
+        self.wall.start(self._wall_s - since_s)
+        for stream in self._streams:
+            stream.start()
+
+    def has_ended(self, ending: Ending | SandboxError) -> None:
+        """It is gone."""
+        self._ending = ending
+        self._settle("exit")
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+    def _settle(self, cause: Cause) -> None:
+        if not self._over.done():
+            self._over.set_result(cause)
+
+    def _too_late(self) -> None:
+        if not self._over.done() and not self.wall.started:
+            self._over.set_exception(
+                SandboxError(
+                    "a sandbox must start a command within sandbox.start_timeout_s",
+                    value=self._settings.start_timeout_s,
+                    remedy="The machine may be overloaded; lower sandbox.max_live",
+                )
+            )
+
+    def _send(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        stdin: bytes,
+        cwd: str,
+        limits: ExecLimits,
+        stack: contextlib.ExitStack,
+    ) -> tuple[int | None, bytes]:
+        """Ask for the program; return what is still to be written to its stdin, and where."""
+        snippet = self._settings.preload_python and is_snippet(argv, env)
+        with Pipes(stdin) as pipes:
+            for fd in pipes.ours:
+                stack.callback(os.close, fd)
+                stream = Collector(fd, limits.output_bytes, lambda: self._settle("output"))
+                stack.callback(stream.close)
+                self._streams.append(stream)
+            if pipes.feed is not None and not pipes.rest:
+                os.close(pipes.feed)
+                pipes.feed = None
+            self._cell.run(0, self, argv, words(env), cwd, pipes.theirs, snippet=snippet)
+            feed, pipes.feed = pipes.feed, None
+            return feed, pipes.rest
+
+    async def _end(self) -> Ending | None:
+        """Kill what is left of it and wait until it is gone; None when the sandbox was ended with it."""
+        if self._ending is None:
+            self._cell.kill(0)
+            await asyncio.wait([self._gone], timeout=_GONE_S)
+        ending = self._ending
+        if ending is None:
+            await self._cell.end()
+            raise SandboxError(f"killed processes were still there after {_GONE_S} s")
+        if isinstance(ending, Ending):
+            return ending
+        if self._terminated():
+            return None
+        raise SandboxError(f"the sandbox ended under a command: {ending.rule}") from ending
+
+    def _result(self, ending: Ending | None, ended_by: Cause) -> ExecResult:
+        """Say how it ended; only an exit has an exit code."""
+        out, err = self._streams
+        rc, signum, cause = None, None, ended_by
+        if ending is None:
+            cause = "killed"
+        elif ending.oom:
+            cause = "oom"
+        elif ended_by == "exit":
+            rc, signum, cause = verdict(ending, err.text(), self._cell)
+        wall_s = stopwatch() - self._began if ending is None else ending.wall_s
+        return ExecResult(
+            rc=rc,
+            signal=signum,
+            stdout=out.text(),
+            stderr=err.text(),
+            truncated=out.truncated or err.truncated,
+            cause=cause,
+            wall_s=max(0.0, wall_s - self.wall.paused_s),
+            usage=Usage()
+            if ending is None
+            else Usage(ending.cpu_s, ending.max_memory_bytes, ending.num_started),
+        )
+
+
+class LongLived:
+    """One long-lived program."""
+
+    def __init__(self, cell: Cell, number: int, output_bytes: int) -> None:
+        self._cell = cell
+        self._number = number
+        self._limit = output_bytes
+        self._loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._ending: Ending | SandboxError | None = None
+        self._streams: list[Collector] = []
+        self._fds: list[int] = []
+        self._feed: asyncio.WriteTransport | None = None
+        self._flooded = False
+
+    @property
+    def number(self) -> int | None:
+        """Its number in the sandbox while it runs."""
+        return self._number if self._ending is None else None
+
+    async def start(
+        self, argv: Sequence[str], env: Mapping[str, str], stdin: bytes, cwd: str, timeout_s: float
+    ) -> None:
+        """Start it. Raises SandboxError when it could not be started."""
+        if not argv:
+            raise SandboxError("a command must have at least one word")
+        with Pipes(stdin) as pipes:
+            self._cell.run(self._number, self, argv, words(env), cwd, pipes.theirs)
+            self._fds, pipes.ours = pipes.ours, []
+            self._streams = [Collector(fd, self._limit, self._flood) for fd in self._fds]
+            for stream in self._streams:
+                stream.start()
+            feed, pipes.feed = pipes.feed, None
+            rest = pipes.rest
+        if feed is not None:
+            self._feed, _ = await self._loop.connect_write_pipe(
+                asyncio.BaseProtocol, os.fdopen(feed, "wb", buffering=0)
+            )
+            self._feed.write(rest)
+            self._feed.close()
         try:
-            read, write = os.pipe()
-            theirs.append(read)
-            feed = stack.enter_context(os.fdopen(write, "wb", buffering=0))
-            ours: list[int] = []
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._started)
+        except BaseException as error:
+            await self.kill()
+            if isinstance(error, TimeoutError):
+                raise SandboxError("a sandbox must start a command within sandbox.start_timeout_s") from None
+            raise
+        if isinstance(self._ending, SandboxError):
+            raise self._ending
+
+    def has_started(self, since_s: float) -> None:
+        """It runs."""
+        if not self._started.done():
+            self._started.set_result(None)
+
+    def has_ended(self, ending: Ending | SandboxError) -> None:
+        """It is gone; what it wrote stays."""
+        self._ending = ending
+        for stream in self._streams:
+            stream.drain()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+        if self._feed is not None and self._feed.get_write_buffer_size():
+            self._feed.abort()
+        self.has_started(0.0)
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+    def poll(self) -> Polled:
+        """Say how it is, and what it wrote since the last call."""
+        ending = self._ending
+        rc, signum, cause = None, None, None
+        (out, cut), (err, cut_too) = (stream.take() for stream in self._streams)
+        if isinstance(ending, SandboxError):
+            cause = "killed"
+        elif ending is not None:
+            rc, signum, cause = verdict(ending, err, None)
+            if ending.oom:
+                rc, cause = None, "oom"
+            elif self._flooded:
+                cause = "output"
+        return Polled(ending is None, rc, signum, out, err, cut or cut_too, cause)
+
+    async def kill(self) -> None:
+        """End it and what it started. Raises SandboxError when it is still there after some seconds."""
+        if self._ending is None:
+            self._cell.kill(self._number)
+            await asyncio.wait([self._gone], timeout=_GONE_S)
+        if self._ending is None:
+            await self._cell.end()
+            raise SandboxError(f"killed processes were still there after {_GONE_S} s")
+
+    def _flood(self) -> None:
+        if not self._flooded:
+            self._flooded = True
+            self._cell.kill(self._number)
+
+
+class Pipes:
+    """The standard streams of one program: `theirs`, `ours` to read, `feed` for the `rest` of its input.
+
+    What nobody took over is closed at the end of the block. Input that the pipe holds is in it already.
+    """
+
+    def __init__(self, stdin: bytes) -> None:
+        self.theirs: list[int] = []
+        self.ours: list[int] = []
+        self.feed: int | None = None
+        self.rest = b""
+        try:
+            if stdin:
+                read, self.feed = os.pipe()
+                self.theirs.append(read)
+                os.set_blocking(self.feed, False)
+                self.rest = stdin[os.write(self.feed, stdin) :]
             for _ in range(2):
                 read, write = os.pipe()
-                theirs.append(write)
-                stack.callback(os.close, read)
-                ours.append(read)
-            preloaded = settings.preload_python and is_snippet(argv, env)
-            words = [f"{name}={value}" for name, value in (SANDBOX_ENV | dict(env)).items()]
-            started, ended = cell.run(argv, words, theirs, preloaded=preloaded)
-        finally:
-            for fd in theirs:
-                os.close(fd)
-        out, err = (Collector(fd, limits.output_bytes, lambda: settle("output")) for fd in ours)
-        stack.callback(out.close)
-        stack.callback(err.close)
-        ended.add_done_callback(lambda _: settle("exit"))
-        began = stopwatch()
-        try:
-            try:
-                async with asyncio.timeout(settings.start_timeout_s):
-                    await started
-            except TimeoutError:
-                raise SandboxError(
-                    "a sandbox must start a command within sandbox.start_timeout_s",
-                    value=settings.start_timeout_s,
-                    remedy="The machine may be overloaded; lower sandbox.max_live",
-                ) from None
-            began = stopwatch()
-            wall = loop.call_later(limits.wall_s, settle, "wall")
-            stack.callback(wall.cancel)
-            if stdin:
-                transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, feed)
-                stack.callback(lambda: transport.get_write_buffer_size() and transport.abort())
-                transport.write(stdin)
-                transport.close()  # after what was written is flushed
-            else:
-                feed.close()
-            ended_by = await over
-            wall_s = stopwatch() - began
-        except SandboxError:
-            if not terminated():
-                raise
-            ended_by, wall_s = "killed", stopwatch() - began
-        finally:
-            ending = await _end(cell, ended, terminated)
-        await asyncio.wait([out.ended, err.ended], timeout=_DRAIN_S)
-    return _result(cell, ending, ended_by, out, err, wall_s)
+                self.ours.append(read)
+                self.theirs.append(write)
+        except OSError as error:
+            self.close()
+            raise SandboxError(f"a program's pipes could not be made: {error}") from error
+
+    def __enter__(self) -> Pipes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close what nobody took over."""
+        for fd in self.theirs:
+            os.close(fd)
+        if self.feed is not None:
+            os.close(self.feed)
+
+
+def words(env: Mapping[str, str]) -> list[str]:
+    """Return a program's environment."""
+    return [f"{name}={value}" for name, value in (SANDBOX_ENV | dict(env)).items()]
+
+
+def verdict(ending: Ending, stderr: str, cell: Cell | None) -> tuple[int | None, int | None, Cause]:
+    """Return exit code, signal and cause of a program that ended by itself."""
+    if os.WIFSIGNALED(ending.status):
+        signum = os.WTERMSIG(ending.status)
+        return None, signum, signal_cause(signum)
+    rc = os.WEXITSTATUS(ending.status)
+    cause = exit_cause(rc, stderr)
+    if cause == "disk" and cell is not None and os.fstatvfs(cell.work_fd).f_ffree == 0:
+        cause = "inodes"
+    return rc, None, cause
 
 
 def is_snippet(argv: Sequence[str], env: Mapping[str, str]) -> bool:
@@ -124,48 +343,3 @@ def is_snippet(argv: Sequence[str], env: Mapping[str, str]) -> bool:
         if len(word) < 2 or not set(word[1:]) <= _SNIPPET_FLAGS:
             return False
     return False
-
-
-async def _end(cell: Cell, ended: asyncio.Future[Ending], terminated: Callable[[], bool]) -> Ending | None:
-    """Kill what is left of a command and wait until it is gone; None when the sandbox was ended with it."""
-    if not ended.done():
-        cell.kill_programs()
-        await asyncio.wait([ended], timeout=_GONE_S)
-    if not ended.done():
-        await cell.end()
-        raise SandboxError(f"killed processes were still there after {_GONE_S} s")
-    if ended.exception() is None:
-        return ended.result()
-    if terminated():
-        return None
-    raise SandboxError("the sandbox's first process ended under a command") from ended.exception()
-
-
-def _result(
-    cell: Cell, ending: Ending | None, ended_by: Cause, out: Collector, err: Collector, wall_s: float
-) -> ExecResult:
-    """Say how the command ended; only an exit has an exit code."""
-    rc = signum = None
-    cause = ended_by
-    if ending is None:
-        cause = "killed"
-    elif ending.oom:
-        cause = "oom"
-    elif ended_by == "exit":
-        if os.WIFSIGNALED(ending.status):
-            signum = os.WTERMSIG(ending.status)
-            cause = signal_cause(signum)
-        else:
-            rc = os.WEXITSTATUS(ending.status)
-            cause = exit_cause(rc, err.text())
-            if cause == "disk" and os.fstatvfs(cell.work_fd).f_ffree == 0:
-                cause = "inodes"
-    return ExecResult(
-        rc=rc,
-        signal=signum,
-        stdout=out.text(),
-        stderr=err.text(),
-        truncated=out.truncated or err.truncated,
-        cause=cause,
-        wall_s=wall_s,
-    )

@@ -54,6 +54,14 @@ class SandboxSettings:
     )
     cpu_s: int = setting(5, "CPU seconds that one process of a command may use.", ge=1)
     memory_mb: int = setting(256, "Address space of one process, MiB.", ge=32)
+    cgroups: Literal["auto", "off"] = setting(
+        "auto",
+        "Whether the whole sandbox's memory and share of the CPU are limited by cgroups where this process "
+        "may make them; of provider local.",
+    )
+    cpu_weight: int = setting(
+        100, "A sandbox's share of a busy CPU against other cgroups, which have 100.", ge=1, le=10000
+    )
     max_processes: int = setting(16, "Processes and threads that live at once in a sandbox.", ge=4)
     max_open_files: int = setting(64, "Open files of one process.", ge=16)
     max_files: int = setting(1000, "Files and folders in a sandbox's work folder.", ge=1)

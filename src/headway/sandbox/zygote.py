@@ -1,9 +1,9 @@
 """The controller's end of the helper: one zygote that makes sandboxes, and the first process of each.
 
-Consumes messages of the zygote and of every sandbox as the event loop finds their sockets readable. Waits for
-the zygote's READY (until `start_timeout_s`), for a sandbox's (likewise), and for a command's start and end
-(whoever runs it sets the limits). A socket's end unblocks every wait on it with an error. The zygote and all
-sandboxes end when this process does, because their sockets do.
+Consumes messages of the zygote and of every sandbox as the event loop finds their sockets readable. Waits
+for the zygote's READY (until `start_timeout_s`) and for a sandbox (likewise); who runs a program in one is
+told of its start and end, and sets the limits. A socket's end unblocks every wait on it with an
+error. The zygote and all sandboxes end when this process does, because their sockets do.
 
 The messages are described in native/cell.c.
 """
@@ -22,9 +22,10 @@ import weakref
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from headway.core.errors import SandboxError
+from headway.sandbox.cgroups import Group, find_groups
 from headway.sandbox.layout import SANDBOX_ENV, SHIM, VENV, bound_paths, interpreter
 from headway.sandbox.native.build import helper
 
@@ -38,7 +39,11 @@ _GONE_S = 5.0  # for a killed sandbox to be gone
 _MAX_REQUEST_BYTES = 190_000
 _PRELOADED = Path(__file__).with_name("native") / "preloaded.py"
 _T = TypeVar("_T")
-_ENDING = struct.Struct("=cB2xiQQII")
+_ENDING = struct.Struct("=cB2xiQQQII")
+_STARTED = struct.Struct("=c3xIQ")
+_STATS = struct.Struct("=c3xIQQ")
+_SNIPPET, _NO_INPUT = 1, 2
+MAX_SPAWNED = 32  # long-lived processes of one sandbox at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,19 @@ class Ending:
     status: int  # as of wait(2)
     oom: bool  # killed because the sandbox held too much memory
     cpu_s: float
-    max_rss_bytes: int  # of the largest process
-    num_reaped: int
+    max_memory_bytes: int  # of all processes where a cgroup counts, else of the largest
+    wall_s: float
+    num_started: int
+
+
+class Run(Protocol):
+    """Whoever waits for a program."""
+
+    def has_started(self, since_s: float) -> None:
+        """It has run for `since_s`. Not called for a program that is over at once."""
+
+    def has_ended(self, ending: Ending | SandboxError) -> None:
+        """It and what it left behind are gone, or the sandbox is."""
 
 
 class Zygote:
@@ -58,17 +74,18 @@ class Zygote:
     def __init__(self, settings: SandboxSettings, program: Path) -> None:
         self._settings = settings
         self.loop = asyncio.get_running_loop()
-        self._waiting: dict[int, asyncio.Future[list[int]]] = {}
+        self._waiting: dict[int, asyncio.Future[tuple[int, list[int]]]] = {}
         self._number = 0
         self._ready: asyncio.Future[str] = self.loop.create_future()
         self.single_uid = True
         self.overlays = False  # whether work folders lie over the image
         self.ended = False
+        self.groups: list[Group] = []
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self._socket = ours
         with theirs:
-            process = _launch(theirs.fileno(), program, preload=settings.preload_python)
+            process = _launch(theirs.fileno(), program)
         self._finalizer = weakref.finalize(self, _end, ours, process)
         self.loop.add_reader(ours, self._read)
 
@@ -78,10 +95,24 @@ class Zygote:
 
         Raises SandboxUnavailableError without a compiler, SandboxError with what the helper said.
         """
-        program = await asyncio.to_thread(helper, "library" if settings.preload_python else "program")
+        program = await asyncio.to_thread(helper, "program")
+        library = await asyncio.to_thread(helper, "library") if settings.preload_python else None
+        groups = find_groups(settings)
         zygote = cls(settings, program)
+        zygote.groups = groups
         try:
-            zygote._socket.send(_config(settings, image))
+            with contextlib.ExitStack() as stack:
+                lines, fds = _config(settings, image), list[int]()
+                if library is not None:
+                    lines += [f"interpreter={interpreter()}", f"nest={_PRELOADED.read_text()}", "library=fd"]
+                    fds.append(_in_memory(library))
+                    stack.callback(os.close, fds[0])
+                for group in groups:
+                    lines += group.lines()
+                    fds.append(os.open(group.folder, os.O_RDONLY | os.O_DIRECTORY))
+                    stack.callback(os.close, fds[-1])
+                packed = b"".join(os.fsencode(line) + b"\0" for line in lines)
+                socket.send_fds(zygote._socket, [packed], fds)
             ready = await _within(settings.start_timeout_s, zygote._ready)
         except BaseException:
             zygote.close()
@@ -90,7 +121,7 @@ class Zygote:
         return zygote
 
     async def make(self) -> Cell:
-        """Make a sandbox and wait until it can run a command; cancelling leaves nothing behind.
+        """Make a sandbox, which is `ready` soon; cancelling leaves nothing behind.
 
         Raises SandboxError when it cannot be made.
         """
@@ -98,29 +129,23 @@ class Zygote:
         ours.setblocking(False)
         self._number += 1
         number = self._number
-        made: asyncio.Future[list[int]] = self.loop.create_future()
+        made: asyncio.Future[tuple[int, list[int]]] = self.loop.create_future()
         self._waiting[number] = made
         try:
             with theirs:
                 if self.ended:
                     raise SandboxError("the sandboxes' helper has ended")
                 await self._send(struct.pack("=cI", b"C", number), theirs.fileno())
-            fds = await _within(self._settings.start_timeout_s, made)
+            place, fds = await _within(self._settings.start_timeout_s, made)
         except BaseException:
             ours.close()  # at whose end the sandbox ends
             if made.done() and not made.cancelled() and made.exception() is None:
-                for fd in made.result():
+                for fd in made.result()[1]:
                     os.close(fd)
             raise
         finally:
             self._waiting.pop(number, None)
-        cell = Cell(ours, *fds)
-        try:
-            await _within(self._settings.start_timeout_s, cell.ready)
-        except BaseException:
-            await asyncio.shield(cell.end())
-            raise
-        return cell
+        return Cell(ours, fds, [group.folder / str(place) for group in self.groups])
 
     def close(self) -> None:
         """End the helper and every sandbox that it made; idempotent."""
@@ -128,6 +153,8 @@ class Zygote:
         if self._finalizer.alive and not self.loop.is_closed():
             self.loop.remove_reader(self._socket)
         self._finalizer()
+        for group in self.groups:  # the helper did, unless it was killed
+            group.remove()
 
     async def _send(self, data: bytes, fd: int) -> None:
         while True:
@@ -159,7 +186,7 @@ class Zygote:
                 for fd in fds:
                     os.close(fd)
             elif kind == b"c":
-                waiting.set_result(list(fds))
+                waiting.set_result((struct.unpack_from("=I", data, 5)[0], list(fds)))
             else:
                 waiting.set_exception(SandboxError(f"a sandbox could not be made: {rest}"))
         elif not data:
@@ -175,15 +202,16 @@ class Cell:
     `upper_fd` is the folder that holds what differs from the image, where an overlay has one.
     """
 
-    def __init__(self, ours: socket.socket, pid_fd: int, work_fd: int, upper_fd: int | None = None) -> None:
+    def __init__(self, ours: socket.socket, fds: Sequence[int], groups: list[Path]) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = ours
-        self._pid_fd = pid_fd
-        self.work_fd = work_fd
-        self.upper_fd = upper_fd
-        self.ready: asyncio.Future[None] = self._loop.create_future()
-        self._started: asyncio.Future[None] | None = None
-        self._ended: asyncio.Future[Ending] | None = None
+        self._pid_fd, self.work_fd = fds[:2]
+        self.upper_fd = fds[2] if len(fds) > 2 else None
+        self.groups = groups  # its folders in cgroup hierarchies
+        self._ready = False
+        self._failed: SandboxError | None = None
+        self._runs: dict[int, Run] = {}
+        self._asked: dict[bytes, asyncio.Future[bytes]] = {}
         self._closed = False
         self._loop.add_reader(ours, self._read)
 
@@ -206,19 +234,39 @@ class Cell:
         poll.register(self._pid_fd, select.POLLIN)
         return not poll.poll(0)
 
-    def run(
-        self, argv: Sequence[str], env: Sequence[str], fds: Sequence[int], *, preloaded: bool
-    ) -> tuple[asyncio.Future[None], asyncio.Future[Ending]]:
-        """Ask for a program; return what is settled by its start and by the end of all its processes.
+    async def ready(self, timeout_s: float) -> None:
+        """Wait until a command would run at once; need not be waited for.
 
-        `fds` become its standard streams; they stay the caller's. Raises SandboxError when it is too long.
+        Raises SandboxError when it cannot be made ready.
         """
-        head = struct.pack("=cIII", b"X", int(preloaded), len(argv), len(env))
+        if not self._ready:
+            await _within(timeout_s, self._answer(b"R"))
+
+    def run(
+        self,
+        number: int,
+        run: Run,
+        argv: Sequence[str],
+        env: Sequence[str],
+        cwd: str,
+        fds: Sequence[int],
+        *,
+        snippet: bool = False,
+    ) -> None:
+        """Ask for a program; `run` is told of its start and of the end of all its processes.
+
+        Number 0 is the command, others are long-lived. `fds` become its standard streams, without stdin when
+        there are two; they stay the caller's. Raises SandboxError when it is too long.
+        """
+        if self._failed is not None:
+            raise self._failed
+        flags = _SNIPPET * snippet | _NO_INPUT * (len(fds) == 2)
+        head = struct.pack("=cIIII", b"X", flags, number, len(argv), len(env))
         try:
-            words = b"".join(os.fsencode(word) + b"\0" for word in (*argv, *env))
+            words = b"".join(os.fsencode(word) + b"\0" for word in (cwd, *argv, *env))
         except UnicodeEncodeError as error:
             raise SandboxError(f"a command must be text that can be encoded: {error}") from error
-        if words.count(b"\0") != len(argv) + len(env):
+        if words.count(b"\0") != 1 + len(argv) + len(env):
             raise SandboxError("the words of a command must hold no NUL")
         if len(head) + len(words) > _MAX_REQUEST_BYTES:
             raise SandboxError(
@@ -226,17 +274,36 @@ class Cell:
                 value=len(words),
                 remedy="Write long programs to a file, or send them on stdin",
             )
-        self._started, self._ended = self._loop.create_future(), self._loop.create_future()
         try:
             socket.send_fds(self._socket, [head + words], list(fds))
         except OSError as error:
             raise SandboxError(f"the sandbox cannot be reached: {error}") from error
-        return self._started, self._ended
+        self._runs[number] = run
 
-    def kill_programs(self) -> None:
-        """Kill every process but the first; the end of the command tells when they are gone."""
+    def kill(self, number: int) -> None:
+        """Kill what belongs to a program; its end tells when it is gone."""
         with contextlib.suppress(OSError):  # it has ended, then, which the socket's end tells
-            self._socket.send(b"K")
+            self._socket.send(struct.pack("=cI", b"K", number))
+
+    async def ask(self, what: bytes, timeout_s: float) -> bytes:
+        """Ask the first process and return its answer: Z to stop every process, W to go on, Q for statistics.
+
+        Raises SandboxError when it does not answer. One question of a kind at a time.
+        """
+        try:
+            self._socket.send(what)
+        except OSError as error:
+            raise SandboxError(f"the sandbox cannot be reached: {error}") from error
+        return await _within(timeout_s, self._answer(what.lower()))
+
+    async def _answer(self, kind: bytes) -> bytes:
+        if self._failed is not None:
+            raise self._failed
+        self._asked[kind] = self._loop.create_future()
+        try:
+            return await self._asked[kind]
+        finally:
+            self._asked.pop(kind, None)
 
     async def end(self) -> None:
         """Kill everything and wait until it is gone; idempotent.
@@ -275,24 +342,42 @@ class Cell:
         except OSError:
             data = b""
         kind = data[:1]
-        if kind == b"R" and not self.ready.done():
-            self.ready.set_result(None)
-        elif kind == b"s" and self._started is not None and not self._started.done():
-            self._started.set_result(None)
-        elif kind == b"x" and self._ended is not None and not self._ended.done():
-            _, oom, status, cpu_us, max_rss_kb, num_reaped, _ = _ENDING.unpack(data)
-            ending = Ending(status, bool(oom), cpu_us / 1e6, max_rss_kb << 10, num_reaped)
-            self._ended.set_result(ending)
+        if kind == b"x":
+            _, oom, status, cpu_us, max_rss_kb, wall_us, num_started, number = _ENDING.unpack(data)
+            run = self._runs.pop(number, None)
+            if run is not None:
+                run.has_ended(
+                    Ending(status, bool(oom), cpu_us / 1e6, max_rss_kb << 10, wall_us / 1e6, num_started)
+                )
+        elif kind == b"s":
+            _, number, since_us = _STARTED.unpack(data)
+            if number in self._runs:
+                self._runs[number].has_started(since_us / 1e6)
         elif kind in (b"E", b""):
             self._loop.remove_reader(self._socket)
             said = data[1:].decode(errors="replace") or "its first process ended"
             self._fail(SandboxError(f"the sandbox failed: {said}"))
+        else:
+            self._ready |= kind == b"R"
+            asked = self._asked.get(kind)
+            if asked is not None and not asked.done():
+                asked.set_result(data)
 
     def _fail(self, error: SandboxError) -> None:
-        for future in (self.ready, self._started, self._ended):
-            if future is not None and not future.done():
+        self._failed = self._failed or error
+        runs = list(self._runs.values())
+        self._runs.clear()
+        for run in runs:
+            run.has_ended(error)
+        for future in self._asked.values():
+            if not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever waits has it; nobody need wait
+
+
+def unpack_stats(data: bytes) -> tuple[int, float, int]:
+    """Return the answer to Q: number of processes, CPU seconds so far, bytes of memory now."""
+    _, num_processes, cpu_us, memory_kb = _STATS.unpack(data)
+    return num_processes, cpu_us / 1e6, memory_kb << 10
 
 
 async def _within(seconds: float, work: Awaitable[_T]) -> _T:
@@ -307,31 +392,28 @@ async def _within(seconds: float, work: Awaitable[_T]) -> _T:
         ) from None
 
 
-def _launch(fd: int, program: Path, *, preload: bool) -> subprocess.Popen[bytes]:
+def _in_memory(library: Path) -> int:
+    """Return a descriptor of a copy, so that no path of the host shows up in /proc/<pid>/maps."""
+    fd = os.memfd_create("cell")
+    os.write(fd, library.read_bytes())
+    return fd
+
+
+def _launch(fd: int, program: Path) -> subprocess.Popen[bytes]:
     """Start the helper with the socket `fd`, and nothing else of ours."""
-    command, given = [str(program), str(fd)], [fd]
-    if preload:
-        # From memory, so that no path of the host shows up in /proc/<pid>/maps.
-        library = os.memfd_create("cell")
-        os.write(library, program.read_bytes())
-        command = [interpreter(), "-I", "-S", "-B", "-c", _PRELOADED.read_text(), str(fd), str(library)]
-        given.append(library)
     try:
         return subprocess.Popen(
-            command,
+            [str(program), str(fd)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=given,
+            pass_fds=[fd],
             env=SANDBOX_ENV,
             cwd="/",
             start_new_session=True,  # a Ctrl-C at the terminal is for the controller
         )
     except OSError as error:
         raise SandboxError(f"the sandboxes' helper could not be started: {error}") from error
-    finally:
-        for extra in given[1:]:
-            os.close(extra)
 
 
 def _end(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
@@ -344,7 +426,7 @@ def _end(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _config(settings: SandboxSettings, image: Image | None) -> bytes:
+def _config(settings: SandboxSettings, image: Image | None) -> list[str]:
     """What the helper is told once."""
     work_bytes = settings.work_mb << 20
     lines = [
@@ -370,4 +452,4 @@ def _config(settings: SandboxSettings, image: Image | None) -> bytes:
             lines.append(f"image={image.path}")
     for path, target in links:
         lines += [f"link={path}", f"target={target}"]
-    return b"".join(os.fsencode(line) + b"\0" for line in lines)
+    return lines

@@ -1,17 +1,19 @@
-/* The zygote of the local sandbox provider, and the first process of every sandbox.
+/* The zygote of the local sandbox provider, the first process of every sandbox, and two helpers of theirs.
  *
- * Consumes requests of the controller on one SEQPACKET socket; waits for nothing else; ends at the socket's
- * end. `cell_serve` builds, once, a read-only root of its own (a tmpfs with binds of the system's folders) in
- * a private mount namespace, pivots into it and drops the host's root. For each request it makes a tmpfs for
- * the work folder and clones a child into new user, pid, mount, ipc, uts and cgroup namespaces.
+ * The zygote consumes requests of the controller on one SEQPACKET socket, and the ends of its children; it
+ * ends, with all of them, at the socket's end. It builds, once, a read-only root of its own (a tmpfs with
+ * binds of the system's folders) in a private mount namespace, pivots into it and drops the host's root. For
+ * each request it makes a tmpfs for the work folder and clones a child into new user, pid, mount, ipc, uts
+ * and cgroup namespaces, and into a network namespace that a helper ("net maker") made ahead.
  *
- * That child is pid 1 of the sandbox ("init"). It finishes the setup (network namespace, /proc, /tmp), and
- * then consumes commands on a socket of its own: it runs one program at a time as the model's uid, reaps
- * every process, kills what a program left behind, and ends, and with it the whole pid namespace, at the
+ * That child is pid 1 of the sandbox ("init"). It finishes the setup (/proc, /tmp), and then consumes commands
+ * on a socket of its own: it runs one command at a time as the model's uid, and long-lived ones beside it,
+ * reaps every process, kills what a command left behind, and ends, and with it the whole pid namespace, at the
  * socket's end. So a controller that dies at any moment takes everything with it.
  *
- * The same source is a program (`cell`) and a library that a preloaded Python interpreter calls (zygote.py).
- * In the library, `cell_serve` returns in a child that is to run a Python snippet, and nowhere else.
+ * The other helper ("nest") is a Python interpreter that has imported the usual modules and calls `cell_nest`
+ * of this source, built as a library. At the request of an init it forks a child straight into that sandbox's
+ * namespaces; `cell_nest` returns there, to run a snippet, and nowhere else. So a sandbox costs no interpreter.
  *
  * Init is not dumpable, so that the model can neither trace it nor read its memory; signals from inside do
  * not reach pid 1. Everything runs in one thread: only such a process may clone without leaking a stuck child.
@@ -48,6 +50,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef SYS_open_tree
@@ -69,8 +72,15 @@
 #define MAX_MESSAGE (220 * 1024)
 #define MAX_STRINGS 4096
 #define MAX_BINDS 64
+#define MAX_FDS 20
+#define MAX_GROUPS 3
+#define MAX_GROUP_FILES 4
+#define MAX_SPAWNED 32
+#define MAX_SEEN 4096
 #define CHILD_STACK (256 * 1024)
 #define WATCH_MS 100
+#define QUICK_US 3000 /* a command that ends sooner is told of once, not at its start and its end */
+#define STOCK 4       /* of what is made ahead of sandboxes */
 #define MODEL 1000 /* uid and gid of programs inside */
 #define IMAGE "/run/headway/image"
 #define SPACE "/run/headway/space" /* the zygote's own while it makes a work folder */
@@ -93,8 +103,14 @@ static struct {
   unsigned long long work_bytes, work_files, tmp_bytes, nproc, address_space, file_size, open_files, cpu_s, memory;
   unsigned int init_uid, model_uid; /* outside; 0 for "the caller's own, and no other" */
   int single_uid;                   /* one uid is mapped, init and model share it */
-  int num_binds, num_links;
   const char *image; /* folder that every work folder begins with, found below an overlay; 0 for none */
+  int num_binds, num_links, num_groups;
+  const char *interpreter, *nest; /* the nest's program and its text; none where Python is not preloaded */
+  int library;
+  struct {
+    int fd, num_files; /* the folder in which each sandbox gets a folder of its own */
+    const char *name, *files[MAX_GROUP_FILES], *values[MAX_GROUP_FILES], *events, *peak;
+  } groups[MAX_GROUPS];
   struct {
     const char *path, *at; /* on the host, and inside where that is another name */
     int tree;
@@ -105,7 +121,7 @@ static struct {
 } config;
 
 static int control = -1;        /* to the controller; of the zygote, later of init */
-static int may_preload = 0;     /* whether a Python interpreter called us */
+static int nest = -1;           /* where init asks for a snippet */
 static int pid_one = 0;         /* set in init only: kill(-1) reaches this sandbox and nobody else */
 static char message[MAX_MESSAGE];
 static char *strings[MAX_STRINGS];
@@ -116,7 +132,7 @@ static struct sock_fprog filter;
 /* ------------------------------------------------------------------------------------------- messages */
 
 static int send_message(int socket, const void *data, size_t size, const int *fds, int num_fds) {
-  char space[CMSG_SPACE(4 * sizeof(int))] = {0};
+  char space[CMSG_SPACE(MAX_FDS * sizeof(int))] = {0};
   struct iovec part = {(void *)data, size};
   struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1};
   if (num_fds) {
@@ -136,7 +152,7 @@ static int send_message(int socket, const void *data, size_t size, const int *fd
 
 /* Receives into `message`; returns its size, 0 at the end, -1 for an error. */
 static ssize_t receive_message(int socket, int *fds, int *num_fds) {
-  char space[CMSG_SPACE(4 * sizeof(int))];
+  char space[CMSG_SPACE(MAX_FDS * sizeof(int))];
   struct iovec part = {message, sizeof message - 1};
   struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
   ssize_t size;
@@ -165,6 +181,12 @@ static void die(const char *format, ...) {
   at += snprintf(text + at, sizeof text - at, ": %s", strerror(why));
   send_message(control, text, at, 0, 0);
   _exit(71);
+}
+
+static uint64_t now_us(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000ULL + now.tv_nsec / 1000;
 }
 
 static int write_file(const char *path, const char *text) {
@@ -217,13 +239,45 @@ static const int refused[] = {
   (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 #define NUM_REFUSED (sizeof refused / sizeof *refused)
 
+enum verdict { REFUSE, NO_SUCH_CALL, LOOK_AT_CLONE, LOOK_AT_IOCTL, NUM_VERDICTS };
+struct rule {
+  uint32_t number;
+  enum verdict verdict;
+};
+static struct sock_filter code[NUM_REFUSED * 2 + 60];
+static int code_at, verdict_at[NUM_VERDICTS], allow_at;
+
+static int by_number(const void *one, const void *other) {
+  uint32_t a = ((const struct rule *)one)->number, b = ((const struct rule *)other)->number;
+  return a < b ? -1 : a > b;
+}
+
+/* A tree of comparisons: the kernel runs the filter for every call that there is, at each installation. */
+static void add_rules(const struct rule *rules, int count) {
+  int at = code_at++, half = count / 2;
+  if (count == 1) {
+    code[at] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, rules->number,
+                                            verdict_at[rules->verdict] - at - 1, allow_at - at - 1);
+    return;
+  }
+  add_rules(rules, half);
+  code[at] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, rules[half].number, code_at - at - 1, 0);
+  add_rules(rules + half, count - half);
+}
+
 static void build_filter(void) {
-  static struct sock_filter code[NUM_REFUSED * 2 + 40];
-  int at = 0;
-#define ADD(...) code[at++] = (struct sock_filter)__VA_ARGS__
+  static struct rule rules[NUM_REFUSED + 3];
+  int count = 0, kept = 0;
+  for (size_t i = 0; i < NUM_REFUSED; i++) rules[count++] = (struct rule){refused[i], REFUSE};
+  rules[count++] = (struct rule){SYS_clone3, NO_SUCH_CALL};
+  rules[count++] = (struct rule){SYS_clone, LOOK_AT_CLONE};
+  rules[count++] = (struct rule){SYS_ioctl, LOOK_AT_IOCTL};
+  qsort(rules, count, sizeof *rules, by_number);
+  for (int i = 0; i < count; i++)
+    if (!kept || rules[kept - 1].number != rules[i].number) rules[kept++] = rules[i];
+#define ADD(...) code[code_at++] = (struct sock_filter)__VA_ARGS__
 #define LOAD(field) ADD(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field)))
 #define RETURN(what) ADD(BPF_STMT(BPF_RET | BPF_K, what))
-#define UNLESS(number, skip) ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)(number), 0, skip))
   LOAD(arch);
   ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, THIS_ARCH, 1, 0));
   RETURN(SECCOMP_RET_ERRNO | EPERM);
@@ -232,42 +286,52 @@ static void build_filter(void) {
   ADD(BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1)); /* the x32 names of the same calls */
   RETURN(SECCOMP_RET_ERRNO | EPERM);
 #endif
-  for (size_t i = 0; i < NUM_REFUSED; i++) {
-    UNLESS(refused[i], 1);
-    RETURN(SECCOMP_RET_ERRNO | EPERM);
-  }
+  int tail = code_at + 2 * kept - 1; /* as many instructions has the tree */
+  allow_at = tail;
+  verdict_at[REFUSE] = tail + 1;
+  verdict_at[NO_SUCH_CALL] = tail + 2;
+  verdict_at[LOOK_AT_CLONE] = tail + 3;
+  verdict_at[LOOK_AT_IOCTL] = tail + 7;
+  add_rules(rules, kept);
+  RETURN(SECCOMP_RET_ALLOW);
+  RETURN(SECCOMP_RET_ERRNO | EPERM);
   /* Its flags lie in memory, where a filter cannot look; libc goes on with clone. */
-  UNLESS(SYS_clone3, 1);
   RETURN(SECCOMP_RET_ERRNO | ENOSYS);
-  UNLESS(SYS_clone, 4);
   LOAD(args[0]);
   ADD(BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, NAMESPACES, 0, 1));
   RETURN(SECCOMP_RET_ERRNO | EPERM);
   RETURN(SECCOMP_RET_ALLOW);
-  UNLESS(SYS_ioctl, 5);
   LOAD(args[1]);
   ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x5412 /* TIOCSTI */, 1, 0));
   ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x541c /* TIOCLINUX */, 0, 1));
   RETURN(SECCOMP_RET_ERRNO | EPERM);
   RETURN(SECCOMP_RET_ALLOW);
-  RETURN(SECCOMP_RET_ALLOW);
-  filter = (struct sock_fprog){at, code};
+  filter = (struct sock_fprog){code_at, code};
 #undef ADD
 #undef LOAD
 #undef RETURN
-#undef UNLESS
 }
 
 /* ------------------------------------------------------------------------------------------- programs */
 
+#define SNIPPET 1  /* flags of a request: may be a fork of the nest; */
+#define NO_INPUT 2 /* comes without a descriptor for stdin */
+
 struct program {
-  char **argv, **env;
+  uint32_t flags, id; /* 0 for the command, else of a long-lived process */
+  char *cwd, **argv, **env;
   int fds[3];
 };
 
 static void limit(int what, unsigned long long soft, unsigned long long hard) {
   struct rlimit value = {soft, hard};
   if (setrlimit(what, &value)) _exit(125);
+}
+
+static void complain(const char *name, const char *what) {
+  ssize_t ignored = write(2, name, strlen(name));
+  ignored = write(2, what, strlen(what));
+  (void)ignored;
 }
 
 /* Makes this process one of the model's: its descriptors, limits and uid, no privileges, the filter. */
@@ -295,15 +359,14 @@ static void become_model(const struct program *program) {
   if (syscall(SYS_capset, &version, none)) _exit(125);
   prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
   umask(022);
+  if (program->id) prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* what it leaves behind is still its own */
   if (chdir("/work")) _exit(125);
+  if (*program->cwd && chdir(program->cwd)) {
+    complain(program->cwd, ": cannot be entered\n");
+    _exit(126);
+  }
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) _exit(125);
   if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter)) _exit(125);
-}
-
-static void complain(const char *name, const char *what) {
-  ssize_t ignored = write(2, name, strlen(name));
-  ignored = write(2, what, strlen(what));
-  (void)ignored;
 }
 
 static void try_to_run(char *path, const struct program *program, int *why) {
@@ -322,16 +385,6 @@ static int run_program(void *given) {
   const struct program *program = given;
   char *name = program->argv[0], path[4096];
   int why = ENOENT;
-  for (int number = 1; number < 65; number++)
-    if (number != SIGKILL && number != SIGSTOP) {
-      struct {
-        void *handler;
-        unsigned long flags;
-        void *restorer;
-        unsigned long mask;
-      } standard = {0}; /* libc refuses to touch signals of its own */
-      syscall(SYS_rt_sigaction, number, &standard, 0, 8);
-    }
   sigset_t nothing;
   sigemptyset(&nothing);
   sigprocmask(SIG_SETMASK, &nothing, 0);
@@ -375,28 +428,42 @@ static void renew_tmpfs(const char *path, unsigned long long bytes) {
   if (umount2(path, MNT_DETACH) || put_tmpfs(path, bytes, "1777")) _exit(72);
 }
 
+static ssize_t read_text(const char *path, char *text, size_t room) {
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return -1;
+  ssize_t size = read(fd, text, room - 1);
+  close(fd);
+  text[size > 0 ? size : 0] = 0;
+  return size;
+}
+
 static unsigned long long field_kb(const char *text, const char *name) {
   const char *at = strstr(text, name);
   return at ? strtoull(at + strlen(name), 0, 10) : 0;
 }
 
+/* Fills in the pids that there are but init's own; returns how many. */
+static int list_processes(pid_t *pids) {
+  int count = 0;
+  DIR *folder = opendir("/proc");
+  if (!folder) return 0;
+  for (struct dirent *entry; (entry = readdir(folder)) && count < MAX_SEEN;)
+    if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' && strcmp(entry->d_name, "1"))
+      pids[count++] = atoi(entry->d_name);
+  closedir(folder);
+  return count;
+}
+
+static pid_t seen[MAX_SEEN], parents[MAX_SEEN];
+
 static unsigned long long sum_kb(const char *file, const char *first, const char *second) {
   char path[64], text[4096];
   unsigned long long total = 0;
-  DIR *folder = opendir("/proc");
-  if (!folder) return 0;
-  for (struct dirent *entry; (entry = readdir(folder));) {
-    if (entry->d_name[0] < '1' || entry->d_name[0] > '9' || !strcmp(entry->d_name, "1")) continue;
-    snprintf(path, sizeof path, "/proc/%.20s/%s", entry->d_name, file);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) continue;
-    ssize_t size = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (size <= 0) continue;
-    text[size] = 0;
-    total += field_kb(text, first) + field_kb(text, second);
+  int count = list_processes(seen);
+  for (int i = 0; i < count; i++) {
+    snprintf(path, sizeof path, "/proc/%d/%s", seen[i], file);
+    if (read_text(path, text, sizeof text) > 0) total += field_kb(text, first) + field_kb(text, second);
   }
-  closedir(folder);
   return total;
 }
 
@@ -407,61 +474,439 @@ static int too_much_memory(void) {
   return sum_kb("smaps_rollup", "Pss_Anon:", "Pss_Shmem:") * 1024 > config.memory;
 }
 
+/* The fields of /proc/<pid>/stat from the state (number 3) on, or NULL. */
+static char *stat_fields(pid_t pid, char *text, size_t room) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  if (read_text(path, text, room) <= 0) return 0;
+  char *at = strrchr(text, ')');
+  return at ? at + 2 : 0;
+}
+
 struct ending {
   char kind; /* 'x' */
   char oom;
   char padding[2];
   int32_t status;
-  uint64_t cpu_us, max_rss_kb;
-  uint32_t num_reaped;
-  uint32_t more;
+  uint64_t cpu_us, max_rss_kb, wall_us;
+  uint32_t num_started, id;
 };
 
-static void kill_all(void) {
-  if (pid_one && getpid() == 1) kill(-1, SIGKILL);
+static struct {
+  int alive;
+  pid_t pid;
+  uint64_t began_us;
+  uint32_t first_pid;
+  struct ending ending;
+} commands[MAX_SPAWNED + 1]; /* number 0 is the command that is not long-lived */
+
+static int num_spawned = 0, paused = 0;
+static int untold = 0;       /* the command has ended and what it left behind is still to be ended */
+static int reply = -1;       /* of the nest, while the command is its child */
+static int kill_snippet = 0; /* as soon as it exists */
+static int unborn = 0;       /* the nest was asked for the command and has not answered */
+static uint64_t ended_cpu_us = 0;
+static int loads = -1, events = -1, peak = -1, groups[MAX_GROUPS] = {-1, -1, -1};
+static uint64_t oom_kills = 0;
+
+static void kill_all(int number) {
+  if (pid_one && getpid() == 1) kill(-1, number);
 }
 
-/* Reaps; returns whether `main_child` has ended, with its status and use in `ending`. */
-static int reap(pid_t main_child, int flags, struct ending *ending) {
-  int status, found = 0;
+/* The pid that was last given out in here. */
+static uint32_t last_pid(void) {
+  char text[128];
+  ssize_t size = pread(loads, text, sizeof text - 1, 0);
+  if (size <= 0) return 0;
+  text[size] = 0;
+  char *at = strrchr(text, ' ');
+  return at ? strtoul(at + 1, 0, 10) : 0;
+}
+
+static uint64_t count_oom_kills(void) {
+  char text[512];
+  ssize_t size = events < 0 ? 0 : pread(events, text, sizeof text - 1, 0);
+  if (size <= 0) return 0;
+  text[size] = 0;
+  char *at = strstr(text, "oom_kill ");
+  return at ? strtoull(at + 9, 0, 10) : 0;
+}
+
+/* Which command a process belongs to: a long-lived one if that is above it, else the other. */
+static int owner(int index, int count) {
+  for (int depth = 0; depth < count; depth++) {
+    for (int i = 1; num_spawned && i <= MAX_SPAWNED; i++)
+      if (commands[i].alive && commands[i].pid == seen[index]) return i;
+    if (parents[index] <= 1) return 0;
+    int above = 0;
+    while (above < count && seen[above] != parents[index]) above++;
+    if (above == count) return 0;
+    index = above;
+  }
+  return 0;
+}
+
+/* Kills what belongs to a command; returns how many processes that were. Everything is stopped meanwhile, so
+ * that none can fork away. */
+static int kill_tree(int number) {
+  char text[1024];
+  int killed = 0;
+  if (!paused) kill_all(SIGSTOP);
+  int count = list_processes(seen);
+  for (int i = 0; i < count; i++) {
+    char *at = stat_fields(seen[i], text, sizeof text);
+    parents[i] = at ? atoi(at + 2) : 0;
+  }
+  for (int i = 0; i < count; i++)
+    if (owner(i, count) == number) {
+      kill(seen[i], SIGKILL);
+      killed++;
+    }
+  if (!paused) kill_all(SIGCONT);
+  return killed;
+}
+
+static int reap(void);
+
+/* Ends what a command left behind; where there are no others, that is everything. */
+static void clear(int number) {
+  if (!num_spawned) {
+    kill_all(SIGKILL);
+    while (reap() != -1) { /* until nobody is left */
+      struct timespec moment = {0, 200000};
+      nanosleep(&moment, 0);
+    }
+    return;
+  }
+  for (int tries = 0; tries < 500 && kill_tree(number); tries++) {
+    struct timespec moment = {0, 500000};
+    nanosleep(&moment, 0);
+    reap();
+  }
+}
+
+static void account(struct ending *ending, const struct rusage *use) {
+  uint64_t spent = use->ru_utime.tv_sec * 1000000ULL + use->ru_utime.tv_usec + use->ru_stime.tv_sec * 1000000ULL +
+                   use->ru_stime.tv_usec;
+  ending->cpu_us += spent;
+  ended_cpu_us += spent;
+  if ((uint64_t)use->ru_maxrss > ending->max_rss_kb) ending->max_rss_kb = use->ru_maxrss;
+}
+
+static void end_command(int number, int status) {
+  uint32_t started = last_pid() - commands[number].first_pid;
+  commands[number].alive = 0;
+  untold |= !number;
+  commands[number].ending.status = status;
+  commands[number].ending.wall_us = now_us() - commands[number].began_us;
+  commands[number].ending.num_started = started && started < 1U << 22 ? started : 1;
+}
+
+/* Tells of a command's end; what it left behind is gone by then. */
+static void tell_end(int number) {
+  struct ending *ending = &commands[number].ending;
+  uint64_t kills = count_oom_kills();
+  if (kills > oom_kills && ending->status) ending->oom = 1;
+  oom_kills = kills;
+  if (peak >= 0 && !number) {
+    char text[32] = "";
+    if (pread(peak, text, sizeof text - 1, 0) > 0) ending->max_rss_kb = strtoull(text, 0, 10) >> 10;
+  }
+  if (send_message(control, ending, sizeof *ending, 0, 0)) _exit(0);
+}
+
+/* Reaps who has ended; returns -1 when init has no child. Long-lived commands are told of here. */
+static int reap(void) {
+  int status;
   struct rusage use;
   for (;;) {
-    pid_t pid = wait4(-1, &status, flags, &use);
+    pid_t pid = wait4(-1, &status, WNOHANG, &use);
     if (pid < 0 && errno == EINTR) continue;
-    if (pid <= 0) return found;
-    ending->num_reaped++;
-    ending->cpu_us += use.ru_utime.tv_sec * 1000000ULL + use.ru_utime.tv_usec + use.ru_stime.tv_sec * 1000000ULL +
-                      use.ru_stime.tv_usec;
-    if ((uint64_t)use.ru_maxrss > ending->max_rss_kb) ending->max_rss_kb = use.ru_maxrss;
-    if (pid == main_child) {
-      ending->status = status;
-      found = 1;
+    if (pid < 0) return -1;
+    if (pid == 0) return 0;
+    int number = MAX_SPAWNED;
+    while (number > 0 && !(commands[number].alive && commands[number].pid == pid)) number--;
+    account(&commands[number].ending, &use);
+    if (number) {
+      end_command(number, status);
+      num_spawned--;
+      if (!commands[0].alive && !untold) clear(0); /* what it left behind is nobody's */
+      tell_end(number);
+    } else if (commands[0].alive && reply < 0 && commands[0].pid == pid) {
+      end_command(0, status);
     }
   }
 }
 
-/* Parses "X" u32 preload, u32 argc, u32 envc, strings; returns 0 when it makes sense. */
-static int parse_program(ssize_t size, struct program *program, uint32_t *preload) {
-  uint32_t head[3];
-  if (size < 13) return -1;
+/* Parses 'X', four numbers (flags, id, argc, envc) and strings (cwd, argv, env); returns 0 when it makes sense. */
+static int parse_program(ssize_t size, struct program *program) {
+  uint32_t head[4];
+  if (size < 17) return -1;
   memcpy(head, message + 1, sizeof head);
-  if (head[1] < 1 || head[1] + head[2] + 2 > MAX_STRINGS) return -1;
-  char *at = message + 13, *end = message + size;
+  program->flags = head[0];
+  program->id = head[1];
+  if (head[1] > MAX_SPAWNED || head[2] < 1 || head[2] > MAX_STRINGS || head[3] > MAX_STRINGS) return -1;
+  if (head[2] + head[3] + 2 > MAX_STRINGS) return -1;
+  char *at = message + 17, *end = message + size;
   uint32_t slot = 0;
+  program->cwd = at;
+  at = at < end ? memchr(at, 0, end - at) : 0;
+  if (!at) return -1;
+  at++;
   program->argv = strings;
-  for (uint32_t i = 0; i < head[1] + head[2]; i++) {
-    if (i == head[1]) strings[slot++] = 0;
+  for (uint32_t i = 0; i < head[2] + head[3]; i++) {
+    if (i == head[2]) strings[slot++] = 0;
     char *stop = at < end ? memchr(at, 0, end - at) : 0;
     if (!stop) return -1;
     strings[slot++] = at;
     at = stop + 1;
   }
-  if (!head[2]) strings[slot++] = 0;
+  if (!head[3]) strings[slot++] = 0;
   strings[slot] = 0;
-  program->env = strings + head[1] + 1;
-  *preload = head[0];
+  program->env = strings + head[2] + 1;
   return 0;
 }
+
+/* Asks the nest for a fork that runs a snippet; `message` is passed on as it came. Returns 0 when it was asked. */
+static int ask_nest(ssize_t size, const int *streams) {
+  static const char *names[] = {"net", "user", "mnt", "ipc", "uts", "cgroup", "pid"};
+  int fds[MAX_FDS], count = 0, ends[2] = {-1, -1}, failed = 0;
+  char path[32];
+  for (; count < 7 && !failed; count++) {
+    snprintf(path, sizeof path, "/proc/self/ns/%s", names[count]);
+    failed = (fds[count] = open(path, O_RDONLY | O_CLOEXEC)) < 0;
+  }
+  int opened = failed ? count - 1 : count;
+  if (!failed && !socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) {
+    fds[count++] = ends[1];
+    for (int i = 0; i < 3; i++) fds[count++] = streams[i];
+    for (int i = 0; i < MAX_GROUPS; i++)
+      if (groups[i] >= 0) fds[count++] = groups[i];
+    if (send_message(nest, message, size, fds, count)) failed = 1;
+    close(ends[1]);
+    if (failed) close(ends[0]);
+    else reply = ends[0];
+  } else {
+    failed = 1;
+  }
+  for (int i = 0; i < opened; i++) close(fds[i]);
+  return failed ? -1 : 0;
+}
+
+/* Starts a program; returns 0, or -1 with errno. */
+static int start_program(ssize_t size, struct program *program) {
+  static char stack[CHILD_STACK] __attribute__((aligned(16)));
+  int number = program->id;
+  uint32_t first = last_pid();
+  uint64_t began_us = now_us();
+  if (!number && peak >= 0) (void)!pwrite(peak, "0", 1, 0);
+  if (!number && (program->flags & SNIPPET) && nest >= 0 && !ask_nest(size, program->fds)) {
+    commands[0].pid = 0;
+    unborn = 1;
+  } else {
+    pid_t pid = clone(run_program, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, program);
+    int why = errno;
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* the child changed its uid while it shared our memory */
+    errno = why;
+    if (pid < 0) return -1;
+    commands[number].pid = pid;
+  }
+  commands[number].alive = 1;
+  commands[number].began_us = began_us;
+  commands[number].first_pid = first;
+  commands[number].ending = (struct ending){.kind = 'x', .id = number};
+  num_spawned += number > 0;
+  return 0;
+}
+
+static void tell_start(int number) {
+  struct {
+    char kind, padding[3];
+    uint32_t id;
+    uint64_t since_us;
+  } started = {'s', {0}, number, now_us() - commands[number].began_us};
+  if (send_message(control, &started, sizeof started, 0, 0)) _exit(0);
+}
+
+/* What the nest says of its child: 's' when there is one, then how it ended. */
+static void hear_nest(void) {
+  struct {
+    int32_t kind, status;
+    struct rusage use;
+  } said;
+  ssize_t size = recv(reply, &said, sizeof said, 0);
+  if (size == sizeof said && said.kind == 's') {
+    commands[0].began_us = now_us();
+    unborn = 0;
+    if (kill_snippet) kill_all(SIGKILL);
+    if (paused) kill_all(SIGSTOP);
+    return;
+  }
+  if (size != sizeof said || said.kind != 'x') {
+    errno = size == sizeof said ? said.status : EPIPE;
+    die("a fork of the preloaded interpreter");
+  }
+  close(reply);
+  reply = -1;
+  unborn = 0;
+  account(&commands[0].ending, &said.use);
+  end_command(0, said.status);
+}
+
+static void tell_stats(void) {
+  struct {
+    char kind, padding[3];
+    uint32_t num_processes;
+    uint64_t cpu_us, memory_kb;
+  } stats = {'q', {0}, 0, ended_cpu_us, 0};
+  char text[1024];
+  unsigned long long ticks = 0;
+  stats.memory_kb = sum_kb("status", "RssAnon:", "RssShmem:");
+  stats.num_processes = list_processes(seen);
+  for (uint32_t i = 0; i < stats.num_processes; i++) {
+    char *at = stat_fields(seen[i], text, sizeof text);
+    for (int field = 3; at && field < 14; field++) at = (at = strchr(at, ' ')) ? at + 1 : 0;
+    for (int field = 0; at && field < 4; field++) ticks += strtoull(at, &at, 10);
+  }
+  stats.cpu_us += ticks * 1000000 / sysconf(_SC_CLK_TCK);
+  if (send_message(control, &stats, sizeof stats, 0, 0)) _exit(0);
+}
+
+static void answer(char kind) {
+  if (send_message(control, &kind, 1, 0, 0)) _exit(0);
+}
+
+/* Does what the controller asks for. */
+static void obey(int null) {
+  int fds[MAX_FDS], num_fds;
+  ssize_t size = receive_message(control, fds, &num_fds);
+  struct program program;
+  uint32_t id;
+  if (size <= 0) _exit(0); /* the controller is gone, or wants this sandbox gone */
+  if (message[0] == 'K' && size == 5) {
+    memcpy(&id, message + 1, 4);
+    if (id > MAX_SPAWNED || !commands[id].alive) return;
+    if (!num_spawned) kill_all(SIGKILL);
+    else clear(id);
+    if (!id) kill_snippet = unborn;
+  } else if (message[0] == 'Z') {
+    paused = 1;
+    kill_all(SIGSTOP);
+    answer('z');
+  } else if (message[0] == 'W') {
+    paused = 0;
+    kill_all(SIGCONT);
+    answer('w');
+  } else if (message[0] == 'Q') {
+    tell_stats();
+  } else if (message[0] == 'X' && !parse_program(size, &program) && !commands[program.id].alive &&
+             num_fds == 3 - !!(program.flags & NO_INPUT)) {
+    int given = 0;
+    program.fds[0] = program.flags & NO_INPUT ? null : fds[given++];
+    program.fds[1] = fds[given++];
+    program.fds[2] = fds[given++];
+    kill_snippet = 0;
+    int failed = start_program(size, &program), why = errno;
+    for (int i = 0; i < num_fds; i++) close(fds[i]);
+    errno = why;
+    if (failed) die("a process for the program");
+    if (program.id) tell_start(program.id);
+  } else {
+    errno = EINVAL;
+    die("a request that makes no sense");
+  }
+}
+
+/* Serves one sandbox, to its end. */
+static void init_loop(void) {
+  sigset_t child_signal;
+  sigemptyset(&child_signal);
+  sigaddset(&child_signal, SIGCHLD);
+  signal(SIGCHLD, SIG_DFL);
+  sigprocmask(SIG_SETMASK, &child_signal, 0);
+  int signals = signalfd(-1, &child_signal, SFD_CLOEXEC | SFD_NONBLOCK);
+  int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  loads = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+  if (signals < 0 || null < 0 || loads < 0) die("the first process's descriptors");
+  struct signalfd_siginfo ignored;
+  int told = 1; /* whether the controller knows that the command has started */
+  for (;;) {
+    struct pollfd ready[3] = {{control, POLLIN, 0}, {signals, POLLIN, 0}, {reply, POLLIN, 0}};
+    int runs = commands[0].alive, wait_ms = -1;
+    if (runs || num_spawned) wait_ms = WATCH_MS;
+    if (runs && !told && !unborn) wait_ms = QUICK_US / 1000;
+    int num = poll(ready, 3, wait_ms);
+    if (num < 0 && errno != EINTR) _exit(73);
+    if (num == 0 && !paused && wait_ms == WATCH_MS) {
+      if (count_oom_kills() > oom_kills || (config.memory && too_much_memory())) {
+        for (int i = 0; i <= MAX_SPAWNED; i++) commands[i].ending.oom = 1;
+        kill_all(SIGKILL);
+      }
+    }
+    if (num > 0 && ready[2].revents) hear_nest();
+    if (num > 0 && ready[1].revents) {
+      while (read(signals, &ignored, sizeof ignored) > 0) continue;
+      reap();
+    }
+    if (num > 0 && ready[0].revents) {
+      int before = commands[0].alive;
+      obey(null);
+      if (commands[0].alive && !before) told = 0;
+    }
+    if (untold) {
+      untold = 0;
+      clear(0);
+      if (!num_spawned) {
+        renew_tmpfs("/tmp", config.tmp_bytes);
+        renew_tmpfs("/dev/shm", 1 << 20);
+      }
+      tell_end(0);
+      told = 1;
+    } else if (commands[0].alive && !told && !unborn && now_us() - commands[0].began_us >= QUICK_US) {
+      tell_start(0);
+      told = 1;
+    }
+  }
+}
+
+/* Becomes pid 1 of a sandbox; `mapped` is a pipe on which one byte says that uids are mapped. */
+static void become_init(int socket, int mapped) {
+  char byte;
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL)) _exit(74);
+  pid_one = getpid() == 1;
+  if (!pid_one) _exit(74);
+  int *kept[] = {&socket, &mapped, &nest, &events, &peak, groups, groups + 1, groups + 2};
+  int count = sizeof kept / sizeof *kept;
+  for (int i = 0; i < count; i++)
+    if (*kept[i] >= 0) {
+      if (dup3(*kept[i], 200 + i, O_CLOEXEC) < 0) _exit(74);
+      *kept[i] = 200 + i;
+    }
+  syscall(SYS_close_range, 3, 199, 0);
+  syscall(SYS_close_range, 200 + count, ~0U, 0);
+  control = socket;
+  if (read(mapped, &byte, 1) != 1) _exit(0);
+  close(mapped);
+  if (!config.single_uid) {
+    if (syscall(SYS_setgroups, 0, 0) || syscall(SYS_setresgid, 0, 0, 0) || syscall(SYS_setresuid, 0, 0, 0))
+      die("the uid of the first process");
+  }
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL)) die("PR_SET_PDEATHSIG");
+  if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)) die("PR_SET_DUMPABLE");
+  if (sethostname("sandbox", 7)) die("the host name");
+  if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2")) die("/proc");
+  if (write_file("/proc/sys/user/max_user_namespaces", "0")) die("no more user namespaces");
+  if (put_tmpfs("/tmp", config.tmp_bytes, "1777")) die("/tmp");
+  if (put_tmpfs("/dev/shm", 1 << 20, "1777")) die("/dev/shm");
+  /* Memory that no process holds: kept within bounds where the kernel lets the namespace's owner set them. */
+  (void)!write_file("/proc/sys/kernel/shmall", "256");
+  (void)!write_file("/proc/sys/kernel/msgmni", "8");
+  for (int cap = 0; cap < 64; cap++)
+    if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) && errno == EINVAL) break;
+  if (send_message(control, "R", 1, 0, 0)) _exit(0);
+}
+
+/* ------------------------------------------------------------------------------------------------ nest */
 
 /* Shows the program's own words as this process's command line. */
 static void show_arguments(char **argv) {
@@ -477,142 +922,159 @@ static void show_arguments(char **argv) {
   argument_area[argument_bytes - 1] = 0;
 }
 
-/* Serves one sandbox. Returns only in a child that is to run a Python snippet; `strings` holds its words. */
-static int init_loop(void) {
-  static char stack[CHILD_STACK] __attribute__((aligned(16)));
+static void find_arguments(void) {
+  char text[2048];
+  char *at = stat_fields(getpid(), text, sizeof text);
+  for (int field = 3; at && field < 48; field++) at = (at = strchr(at, ' ')) ? at + 1 : 0;
+  if (!at) return;
+  unsigned long long start = strtoull(at, &at, 10), end = strtoull(at, 0, 10);
+  if (!start || end <= start) return;
+  argument_area = (char *)(uintptr_t)start;
+  argument_bytes = end - start;
+}
+
+/* In a child of the nest: enters a sandbox, whose namespaces are in `fds`, and becomes a program there. The
+ * network comes first: it belongs to its maker's user namespace, not to the sandbox's. */
+static void enter(const int *fds, int num_fds, struct program *program) {
+  for (int i = 11; i < num_fds; i++)
+    if (write(fds[i], "0", 1) != 1) _exit(125);
+  for (int i = 0; i < 6; i++)
+    if (syscall(SYS_setns, fds[i], 0)) _exit(125);
+  memcpy(program->fds, fds + 8, sizeof program->fds);
+  become_model(program);
+  show_arguments(program->argv);
+  prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); /* a program may look at itself */
+}
+
+static void tell_init(int socket, int kind, int status, const struct rusage *use) {
+  struct {
+    int32_t kind, status;
+    struct rusage use;
+  } said = {.kind = kind, .status = status};
+  if (use) said.use = *use;
+  send_message(socket, &said, sizeof said, 0, 0);
+}
+
+static struct child {
+  pid_t pid;
+  int reply;
+} *children = 0;
+static int num_children = 0, room_children = 0;
+
+static int keep_child(pid_t pid, int other) {
+  if (num_children == room_children) {
+    int room = room_children ? 2 * room_children : 64;
+    struct child *more = realloc(children, room * sizeof *children);
+    if (!more) return -1;
+    children = more;
+    room_children = room;
+  }
+  children[num_children++] = (struct child){pid, other};
+  return 0;
+}
+
+static int find_child(pid_t pid) {
+  for (int i = 0; i < num_children; i++)
+    if (children[i].pid == pid) return i;
+  return -1;
+}
+
+/* Tells each init how its snippet ended. */
+static void reap_children(void) {
+  int status;
+  struct rusage use;
+  pid_t pid;
+  while ((pid = wait4(-1, &status, WNOHANG, &use)) > 0) {
+    int at = find_child(pid);
+    if (at < 0) continue;
+    tell_init(children[at].reply, 'x', status, &use);
+    close(children[at].reply);
+    children[at] = children[--num_children];
+  }
+}
+
+static void parse_config(char *kept, ssize_t size, const int *fds, int num_fds);
+
+/* Forks at the request of an init; returns only in a child that is to run a snippet, whose words are `strings`. */
+int cell_nest(int requests) {
+  int fds[MAX_FDS], num_fds;
   sigset_t child_signal;
+  struct signalfd_siginfo ignored;
+  struct program program;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  control = requests;
+  ssize_t size = receive_message(requests, fds, &num_fds);
+  char *kept = size > 0 ? malloc(size + 1) : 0;
+  if (!kept) _exit(0);
+  memcpy(kept, message, size + 1);
+  parse_config(kept, size, fds, num_fds);
+  build_filter();
+  find_arguments();
   sigemptyset(&child_signal);
   sigaddset(&child_signal, SIGCHLD);
-  signal(SIGCHLD, SIG_DFL);
-  sigprocmask(SIG_SETMASK, &child_signal, 0);
+  sigprocmask(SIG_BLOCK, &child_signal, 0);
   int signals = signalfd(-1, &child_signal, SFD_CLOEXEC | SFD_NONBLOCK);
-  if (signals < 0) die("signalfd");
-  pid_t running = 0;
-  struct ending ending = {.kind = 'x'};
-  struct signalfd_siginfo ignored;
+  int home = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC);
+  if (signals < 0 || home < 0) _exit(76);
   for (;;) {
-    struct pollfd ready[2] = {{control, POLLIN, 0}, {signals, POLLIN, 0}};
-    int num = poll(ready, 2, running ? WATCH_MS : -1);
-    if (num < 0 && errno != EINTR) _exit(73);
-    if (num == 0 && running && config.memory && too_much_memory()) {
-      ending.oom = 1;
-      kill_all();
-    }
-    if (num > 0 && ready[1].revents) {
+    struct pollfd ready[2] = {{requests, POLLIN, 0}, {signals, POLLIN, 0}};
+    if (poll(ready, 2, -1) < 0 && errno != EINTR) _exit(76);
+    if (ready[1].revents) {
       while (read(signals, &ignored, sizeof ignored) > 0) continue;
-      if (reap(running, WNOHANG, &ending) && running) {
-        kill_all();
-        reap(0, 0, &ending); /* until nobody is left */
-        renew_tmpfs("/tmp", config.tmp_bytes);
-        renew_tmpfs("/dev/shm", 1 << 20);
-        running = 0;
-        if (send_message(control, &ending, sizeof ending, 0, 0)) _exit(0);
+      reap_children();
+    }
+    if (!ready[0].revents) continue;
+    size = receive_message(requests, fds, &num_fds);
+    if (size <= 0) _exit(0);
+    if (num_fds < 11 || parse_program(size, &program)) _exit(77);
+    pid_t pid = -1;
+    if (!syscall(SYS_setns, fds[6], CLONE_NEWPID)) {
+      pid = fork();
+      if (pid == 0) {
+        close(signals);
+        sigprocmask(SIG_UNBLOCK, &child_signal, 0);
+        enter(fds, num_fds, &program);
+        return 0;
       }
     }
-    if (num <= 0 || !ready[0].revents) continue;
-    int fds[4], num_fds;
-    ssize_t size = receive_message(control, fds, &num_fds);
-    if (size <= 0) _exit(0); /* the controller is gone, or wants this sandbox gone */
-    struct program program;
-    uint32_t preload;
-    if (message[0] == 'K') {
-      if (running) kill_all();
-    } else if (message[0] == 'X' && num_fds == 3 && !running && !parse_program(size, &program, &preload)) {
-      memcpy(program.fds, fds, sizeof program.fds);
-      ending = (struct ending){.kind = 'x'};
-      if (preload && may_preload) {
-        running = fork();
-        if (running == 0) {
-          sigset_t nothing;
-          sigemptyset(&nothing);
-          close(signals);
-          sigprocmask(SIG_SETMASK, &nothing, 0);
-          become_model(&program);
-          show_arguments(program.argv);
-          prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); /* a program may look at itself */
-          return 0;
-        }
-      } else {
-        running = clone(run_program, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, &program);
-        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* the child changed its uid while it shared our memory */
-      }
-      int why = errno;
-      for (int i = 0; i < num_fds; i++) close(fds[i]);
-      if (running < 0) {
-        errno = why;
-        die("a process for the program");
-      }
-      if (send_message(control, "s", 1, 0, 0)) _exit(0);
-    } else {
-      errno = EINVAL;
-      die("a request that makes no sense");
-    }
+    int why = errno;
+    if (syscall(SYS_setns, home, CLONE_NEWPID)) _exit(78);
+    if (pid > 0 && keep_child(pid, fds[7])) _exit(79);
+    tell_init(fds[7], pid > 0 ? 's' : 'e', why, 0);
+    for (int i = 0; i < num_fds; i++)
+      if (i != 7 || pid <= 0) close(fds[i]);
   }
-}
-
-static void raise_loopback(void) {
-  struct ifreq request = {0};
-  int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) die("a socket for the loopback device");
-  strcpy(request.ifr_name, "lo");
-  request.ifr_flags = IFF_UP | IFF_RUNNING;
-  if (ioctl(fd, SIOCSIFFLAGS, &request)) die("the loopback device");
-  close(fd);
-}
-
-/* Becomes pid 1 of a sandbox; `mapped` is a pipe on which one byte says that uids are mapped. */
-static void become_init(int socket, int mapped) {
-  char byte;
-  if (prctl(PR_SET_PDEATHSIG, SIGKILL)) _exit(74);
-  pid_one = getpid() == 1;
-  if (!pid_one) _exit(74);
-  if (dup3(socket, 100, O_CLOEXEC) < 0 || dup3(mapped, 101, O_CLOEXEC) < 0) _exit(74);
-  syscall(SYS_close_range, 3, 99, 0);
-  syscall(SYS_close_range, 102, ~0U, 0);
-  control = 100;
-  if (read(101, &byte, 1) != 1) _exit(0);
-  close(101);
-  if (!config.single_uid) {
-    if (syscall(SYS_setgroups, 0, 0) || syscall(SYS_setresgid, 0, 0, 0) || syscall(SYS_setresuid, 0, 0, 0))
-      die("the uid of the first process");
-  }
-  if (prctl(PR_SET_PDEATHSIG, SIGKILL)) die("PR_SET_PDEATHSIG");
-  if (unshare(CLONE_NEWNET)) die("a network namespace");
-  raise_loopback();
-  if (sethostname("sandbox", 7)) die("the host name");
-  if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2")) die("/proc");
-  if (write_file("/proc/sys/user/max_user_namespaces", "0")) die("no more user namespaces");
-  if (put_tmpfs("/tmp", config.tmp_bytes, "1777")) die("/tmp");
-  if (put_tmpfs("/dev/shm", 1 << 20, "1777")) die("/dev/shm");
-  /* Memory that no process holds: kept within bounds where the kernel lets the namespace's owner set them. */
-  (void)!write_file("/proc/sys/kernel/shmall", "256");
-  (void)!write_file("/proc/sys/kernel/msgmni", "8");
-  for (int cap = 0; cap < 64; cap++)
-    if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) && errno == EINVAL) break;
-  if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)) die("PR_SET_DUMPABLE");
-  if (send_message(control, "R", 1, 0, 0)) _exit(0);
 }
 
 /* --------------------------------------------------------------------------------------------- zygote */
 
-static void read_config(void) {
-  int fds[4], num_fds;
-  ssize_t size = receive_message(control, fds, &num_fds);
-  if (size <= 0) _exit(0);
-  char *kept = malloc(size + 1);
-  if (!kept) die("memory");
-  memcpy(kept, message, size + 1);
+static void parse_config(char *kept, ssize_t size, const int *fds, int num_fds) {
+  int given = 0;
+  config.library = -1;
   for (char *at = kept; at < kept + size; at += strlen(at) + 1) {
     char *value = strchr(at, '=');
     if (!value) continue;
     *value++ = 0;
     unsigned long long number = strtoull(value, 0, 10);
+    int group = config.num_groups - 1;
 #define NUMBER(name) else if (!strcmp(at, #name)) config.name = number
     if (!strcmp(at, "bind") && config.num_binds < MAX_BINDS) config.binds[config.num_binds++].path = value;
     else if (!strcmp(at, "at") && config.num_binds) config.binds[config.num_binds - 1].at = value;
     else if (!strcmp(at, "image")) config.image = value;
     else if (!strcmp(at, "link") && config.num_links < MAX_BINDS) config.links[config.num_links++].path = value;
     else if (!strcmp(at, "target") && config.num_links) config.links[config.num_links - 1].target = value;
+    else if (!strcmp(at, "interpreter")) config.interpreter = value;
+    else if (!strcmp(at, "nest")) config.nest = value;
+    else if (!strcmp(at, "library") && given < num_fds) config.library = fds[given++];
+    else if (!strcmp(at, "group") && config.num_groups < MAX_GROUPS && given < num_fds)
+      config.groups[config.num_groups++].fd = fds[given++];
+    else if (!strcmp(at, "file") && group >= 0 && config.groups[group].num_files < MAX_GROUP_FILES)
+      config.groups[group].files[config.groups[group].num_files++] = value;
+    else if (!strcmp(at, "value") && group >= 0 && config.groups[group].num_files)
+      config.groups[group].values[config.groups[group].num_files - 1] = value;
+    else if (!strcmp(at, "name") && group >= 0) config.groups[group].name = value;
+    else if (!strcmp(at, "events") && group >= 0) config.groups[group].events = value;
+    else if (!strcmp(at, "peak") && group >= 0) config.groups[group].peak = value;
     NUMBER(work_bytes);
     NUMBER(work_files);
     NUMBER(tmp_bytes);
@@ -624,9 +1086,22 @@ static void read_config(void) {
     NUMBER(memory);
     NUMBER(init_uid);
     NUMBER(model_uid);
+    NUMBER(single_uid);
 #undef NUMBER
     at = value;
   }
+}
+
+static ssize_t read_config(char *copy) {
+  int fds[MAX_FDS], num_fds;
+  ssize_t size = receive_message(control, fds, &num_fds);
+  if (size <= 0) _exit(0);
+  char *kept = malloc(size + 1);
+  if (!kept) die("memory");
+  memcpy(kept, message, size + 1);
+  memcpy(copy, message, size + 1);
+  parse_config(kept, size, fds, num_fds);
+  return size;
 }
 
 /* Enters namespaces of its own; afterwards nothing that is mounted here reaches anybody else. */
@@ -791,28 +1266,235 @@ static int try_image(void) {
   return done;
 }
 
-/* Answers "C" u32 with a sandbox: "c" u32 and its first process and its work folder (and the upper folder of
+/* Makes network namespaces ahead, one for each byte that it is sent. They belong to a user namespace of its
+ * own in which nobody is mapped, so that their settings are nobody's. */
+static void make_networks(int requests) {
+  char byte;
+  if (unshare(CLONE_NEWUSER)) _exit(80);
+  while (read(requests, &byte, 1) == 1) {
+    struct ifreq request = {0};
+    char answer[80] = "n";
+    int fd = -1, network = -1;
+    if (unshare(CLONE_NEWNET) || (fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) < 0) goto done;
+    strcpy(request.ifr_name, "lo");
+    request.ifr_flags = IFF_UP | IFF_RUNNING;
+    if (ioctl(fd, SIOCSIFFLAGS, &request)) goto done;
+    network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+  done:
+    if (network < 0) snprintf(answer, sizeof answer, "e%s", strerror(errno));
+    if (send_message(requests, answer, strlen(answer), &network, network >= 0)) _exit(0);
+    if (fd >= 0) close(fd);
+    if (network >= 0) close(network);
+  }
+  _exit(0);
+}
+
+static int networks = -1; /* to the maker of network namespaces */
+
+static void start_helpers(void) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) die("a socket");
+  pid_t pid = fork();
+  if (pid < 0) die("a helper");
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    dup3(ends[1], 100, O_CLOEXEC);
+    syscall(SYS_close_range, 3, 99, 0);
+    make_networks(100);
+  }
+  close(ends[1]);
+  networks = ends[0];
+  for (int i = 0; i < STOCK; i++)
+    if (write(networks, "n", 1) != 1) die("a helper");
+}
+
+static void start_nest(ssize_t config_size, const char *text) {
+  char number[2][16];
+  int ends[2];
+  if (!config.nest || !config.interpreter || config.library < 0) return;
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) die("a socket");
+  pid_t pid = fork();
+  if (pid < 0) die("a helper");
+  if (pid == 0) {
+    char *argv[] = {(char *)config.interpreter, "-I", "-S", "-B", "-c", (char *)config.nest, number[0], number[1], 0};
+    char *env[] = {"LC_CTYPE=C.UTF-8", 0};
+    if (dup2(ends[1], 100) < 0 || dup2(config.library, 101) < 0) _exit(81);
+    syscall(SYS_close_range, 3, 99, 0);
+    snprintf(number[0], 16, "%d", 100);
+    snprintf(number[1], 16, "%d", 101);
+    execve(config.interpreter, argv, env);
+    _exit(82);
+  }
+  close(ends[1]);
+  close(config.library);
+  nest = ends[0];
+  if (send_message(nest, text, config_size, 0, 0)) die("the preloaded interpreter");
+}
+
+/* A folder in each cgroup hierarchy, made ahead; its descriptors are what a sandbox's first process gets. */
+struct place {
+  unsigned int number; /* its name */
+  int groups[MAX_GROUPS], events, peak;
+};
+
+static struct cell {
+  pid_t pid; /* 0 when it has ended and its place is not removed yet */
+  unsigned int place;
+} *cells = 0;
+static int num_cells = 0, room_cells = 0;
+static struct place stock[STOCK];
+static int num_stock = 0;
+static unsigned int num_places = 0;
+
+static int write_at(int folder, const char *file, const char *value) {
+  int fd = openat(folder, file, O_WRONLY | O_CLOEXEC);
+  ssize_t done = fd < 0 ? -1 : write(fd, value, strlen(value));
+  int why = errno;
+  if (fd >= 0) close(fd);
+  errno = why;
+  return done < 0 ? -1 : 0;
+}
+
+static int remove_place(unsigned int number) {
+  char name[16];
+  int left = 0;
+  snprintf(name, sizeof name, "%u", number);
+  for (int i = 0; i < config.num_groups; i++)
+    if (unlinkat(config.groups[i].fd, name, AT_REMOVEDIR) && errno == EBUSY) left = 1;
+  return left;
+}
+
+static void close_place(struct place *place) {
+  for (int i = 0; i < MAX_GROUPS; i++)
+    if (place->groups[i] >= 0) close(place->groups[i]);
+  if (place->events >= 0) close(place->events);
+  if (place->peak >= 0) close(place->peak);
+  *place = (struct place){0, {-1, -1, -1}, -1, -1};
+}
+
+static int make_place(struct place *place) {
+  char name[16];
+  *place = (struct place){++num_places, {-1, -1, -1}, -1, -1};
+  snprintf(name, sizeof name, "%u", place->number);
+  for (int i = 0; i < config.num_groups; i++) {
+    if (mkdirat(config.groups[i].fd, name, 0755) && errno != EEXIST) goto failed;
+    int folder = openat(config.groups[i].fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0) goto failed;
+    int bad = 0;
+    for (int file = 0; file < config.groups[i].num_files; file++)
+      bad |= write_at(folder, config.groups[i].files[file], config.groups[i].values[file]);
+    place->groups[i] = openat(folder, "cgroup.procs", O_WRONLY | O_CLOEXEC);
+    if (config.groups[i].events) place->events = openat(folder, config.groups[i].events, O_RDONLY | O_CLOEXEC);
+    if (config.groups[i].peak) place->peak = openat(folder, config.groups[i].peak, O_RDWR | O_CLOEXEC);
+    int why = errno;
+    close(folder);
+    errno = why;
+    if (bad || place->groups[i] < 0) goto failed;
+  }
+  return 0;
+failed:;
+  int why = errno;
+  remove_place(place->number);
+  close_place(place);
+  errno = why;
+  return -1;
+}
+
+static void find_place(struct place *place, int *failed) {
+  *place = (struct place){0, {-1, -1, -1}, -1, -1};
+  if (!config.num_groups) return;
+  if (num_stock) *place = stock[--num_stock];
+  else *failed = make_place(place);
+}
+
+/* Takes note of children that have ended, and removes their places. Returns how many live, the helpers too. */
+static int reap_cells(int flags) {
+  pid_t pid;
+  while ((pid = waitpid(-1, 0, flags)) > 0)
+    for (int i = 0; i < num_cells; i++)
+      if (cells[i].pid == pid) {
+        cells[i].pid = 0;
+        break;
+      }
+  int gone = pid < 0;
+  for (int i = num_cells - 1; i >= 0; i--)
+    if (!cells[i].pid && !(config.num_groups && remove_place(cells[i].place))) cells[i] = cells[--num_cells];
+  return gone;
+}
+
+/* Ends everything, and with it this process. */
+static void leave(void) {
+  for (int i = 0; i < num_cells; i++)
+    if (cells[i].pid) kill(cells[i].pid, SIGKILL);
+  close(networks);
+  if (nest >= 0) close(nest);
+  while (num_stock) {
+    remove_place(stock[--num_stock].number);
+    close_place(&stock[num_stock]);
+  }
+  reap_cells(0);
+  for (int i = 0; i < config.num_groups; i++) {
+    int above = openat(config.groups[i].fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (above >= 0 && config.groups[i].name) unlinkat(above, config.groups[i].name, AT_REMOVEDIR);
+  }
+  _exit(0);
+}
+
+/* Takes a network namespace from the stock and goes into it, so that the next child is born there. */
+static int take_network(char *why, size_t room) {
+  int fds[MAX_FDS], num_fds;
+  ssize_t size = receive_message(networks, fds, &num_fds);
+  if (write(networks, "n", 1) != 1 || size < 1 || num_fds != 1) {
+    snprintf(why, room, "a network namespace: %.200s", size > 1 ? message + 1 : "its maker has ended");
+    for (int i = 0; i < num_fds; i++) close(fds[i]);
+    return -1;
+  }
+  int failed = syscall(SYS_setns, fds[0], CLONE_NEWNET);
+  if (failed) snprintf(why, room, "a network namespace: %s", strerror(errno));
+  close(fds[0]);
+  return failed;
+}
+
+/* Answers "C" u32 with a sandbox: "c" u32 u32, its first process and its work folder (and the upper folder of
  * that), or "e" u32 and why not. */
 static int make_sandbox(int socket) {
-  char answer[300], path[64], text[64];
+  char answer[400], path[64], text[64];
   int made[3], mapped[2] = {-1, -1}, pid_fd = -1, work = -1, upper = -1;
-  const char *step;
-  int mounted = 0;
+  const char *step = "a network namespace";
+  int mounted = 0, failed = 0;
   pid_t pid = -1;
+  struct place place = {0, {-1, -1, -1}, -1, -1};
   memcpy(answer, message, 5);
+  answer[5] = 0;
+  if (take_network(answer + 5, sizeof answer - 5)) goto failed;
+  step = "a cgroup";
+  find_place(&place, &failed);
+  if (failed) goto failed;
   if (make_work(&work, &upper, &step)) goto failed;
   mounted = 1;
   step = "a pipe";
   if (pipe2(mapped, O_CLOEXEC)) goto failed;
+  step = "memory";
+  if (num_cells == room_cells) {
+    int room = room_cells ? 2 * room_cells : 64;
+    struct cell *more = realloc(cells, room * sizeof *cells);
+    if (!more) goto failed;
+    cells = more;
+    room_cells = room;
+  }
   step = "new namespaces";
   struct clone_args arguments = {
       .flags = (NAMESPACES & ~CLONE_NEWNET) | CLONE_PIDFD, .pidfd = (uintptr_t)&pid_fd, .exit_signal = SIGCHLD};
   pid = syscall(SYS_clone3, &arguments, sizeof arguments);
   if (pid == 0) {
+    memcpy(groups, place.groups, sizeof groups);
+    events = place.events;
+    peak = place.peak;
     become_init(socket, mapped[0]);
     return 1;
   }
   if (pid < 0) goto failed;
+  cells[num_cells++] = (struct cell){pid, place.number};
   step = "uids for new namespaces";
   snprintf(path, sizeof path, "/proc/%d/uid_map", pid);
   if (config.single_uid) snprintf(text, sizeof text, "%d 0 1", MODEL);
@@ -825,20 +1507,27 @@ static int make_sandbox(int socket) {
   snprintf(path, sizeof path, "/proc/%d/gid_map", pid);
   if (write_file(path, text)) goto failed;
   if (write(mapped[1], "m", 1) != 1) goto failed;
-  umount2("/work", MNT_DETACH);
+  step = "a place in a cgroup";
+  snprintf(text, sizeof text, "%d", pid);
+  for (int i = 0; i < config.num_groups; i++)
+    if (write(place.groups[i], text, strlen(text)) < 0) goto failed;
   answer[0] = 'c';
+  memcpy(answer + 5, &place.number, 4);
   made[0] = pid_fd;
   made[1] = work;
   made[2] = upper;
-  if (send_message(control, answer, 5, made, upper < 0 ? 2 : 3)) _exit(0);
+  if (send_message(control, answer, 9, made, upper < 0 ? 2 : 3)) leave();
+  umount2("/work", MNT_DETACH);
   goto done;
 failed:
   answer[0] = 'e';
-  snprintf(answer + 5, sizeof answer - 5, "%s: %s", step, strerror(errno));
+  if (!answer[5] || pid > 0) snprintf(answer + 5, sizeof answer - 5, "%s: %s", step, strerror(errno));
   if (mounted) umount2("/work", MNT_DETACH);
   if (pid > 0) syscall(SYS_pidfd_send_signal, pid_fd, SIGKILL, 0, 0);
+  else if (place.number) remove_place(place.number);
   send_message(control, answer, 5 + strlen(answer + 5), 0, 0);
 done:
+  close_place(&place);
   close(socket);
   if (work >= 0) close(work);
   if (upper >= 0) close(upper);
@@ -848,50 +1537,69 @@ done:
   return 0;
 }
 
-static void find_arguments(void) {
-  char text[2048];
-  int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
-  ssize_t size = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
-  if (fd >= 0) close(fd);
-  if (size <= 0) return;
-  text[size] = 0;
-  char *at = strrchr(text, ')');
-  for (int field = 2; at && field < 48; field++) at = strchr(at + 1, ' ');
-  if (!at) return;
-  unsigned long long start = strtoull(at + 1, &at, 10), end = strtoull(at, 0, 10);
-  if (!start || end <= start) return;
-  argument_area = (char *)(uintptr_t)start;
-  argument_bytes = end - start;
-}
-
-/* Serves a controller on `socket` until its end, when the process ends. `preloaded`: see the top. */
-int cell_serve(int socket, int preloaded) {
-  static char *none[] = {"cell", 0};
-  control = socket;
-  may_preload = preloaded;
-  read_config();
+/* Serves a controller on `socket` until its end. */
+static void serve(int socket) {
+  static char nest_config[MAX_MESSAGE];
+  sigset_t child_signal;
+  struct signalfd_siginfo ignored;
+  control = fcntl(socket, F_DUPFD_CLOEXEC, 3); /* a low number: some others are fixed */
+  if (control < 0) _exit(70);
+  close(socket);
+  ssize_t config_size = read_config(nest_config);
   dup2(0, 1); /* /dev/null */
   dup2(0, 2);
-  find_arguments();
-  show_arguments(none);
+  for (int number = 1; number < 65; number++)
+    if (number != SIGKILL && number != SIGSTOP) {
+      struct {
+        void *handler;
+        unsigned long flags;
+        void *restorer;
+        unsigned long mask;
+      } standard = {0}; /* libc refuses to touch signals of its own */
+      syscall(SYS_rt_sigaction, number, &standard, 0, 8);
+    }
   (void)!write_file("/proc/self/oom_score_adj", "500"); /* rather a sandbox than the trainer */
   leave_host();
   build_filter();
   build_root();
-  signal(SIGCHLD, SIG_IGN); /* nobody waits for a sandbox's first process: the controller watches its pidfd */
   if (config.image && !try_image()) config.image = 0;
+  start_helpers();
+  if (config.single_uid) config_size += snprintf(nest_config + config_size, 20, "single_uid=1") + 1;
+  start_nest(config_size, nest_config);
+  sigemptyset(&child_signal);
+  sigaddset(&child_signal, SIGCHLD);
+  sigprocmask(SIG_SETMASK, &child_signal, 0);
+  int signals = signalfd(-1, &child_signal, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (signals < 0) die("signalfd");
   char ready[3] = {'R', config.single_uid ? 'u' : 'r', config.image ? 'o' : 'p'};
   if (send_message(control, ready, 3, 0, 0)) _exit(0);
+  int failing = 0; /* whether places cannot be made ahead; the next sandbox tells why */
   for (;;) {
-    int fds[4], num_fds;
+    struct pollfd waits[2] = {{control, POLLIN, 0}, {signals, POLLIN, 0}};
+    int fds[MAX_FDS], num_fds, lacking = config.num_groups && num_stock < STOCK && !failing;
+    int num = poll(waits, 2, lacking ? 0 : -1);
+    if (num < 0 && errno != EINTR) leave();
+    if (num <= 0) {
+      failing = num == 0 && make_place(&stock[num_stock]);
+      num_stock += num == 0 && !failing;
+      continue;
+    }
+    if (waits[1].revents) {
+      while (read(signals, &ignored, sizeof ignored) > 0) continue;
+      reap_cells(WNOHANG);
+    }
+    if (!waits[0].revents) continue;
     ssize_t size = receive_message(control, fds, &num_fds);
-    if (size <= 0) _exit(0);
+    if (size <= 0) leave();
     if (message[0] != 'C' || size != 5 || num_fds != 1) _exit(75);
-    if (make_sandbox(fds[0])) return init_loop();
+    if (make_sandbox(fds[0])) init_loop();
   }
 }
 
-/* The words of the snippet that `cell_serve` returned for, NULL at the end; the environment follows. */
+/* The words of the snippet that `cell_nest` returned for, NULL at the end; the environment follows. */
 char **cell_words(void) { return strings; }
 
-int main(int argc, char **argv) { return argc == 2 ? cell_serve(atoi(argv[1]), 0) : 64; }
+int main(int argc, char **argv) {
+  if (argc == 2) serve(atoi(argv[1]));
+  return 64;
+}

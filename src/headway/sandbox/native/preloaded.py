@@ -1,7 +1,7 @@
-"""The zygote as a Python interpreter: each snippet is a fork of it, which saves the interpreter's start.
+"""The nest, a Python interpreter: each snippet is a fork of it, which saves the interpreter's start.
 
-Never imported: the controller hands its text to `python3 -I -S -B -c`, with the descriptors of
-the controller's socket and of the library as arguments. `cell_serve` does not return in this process. It
+Never imported: the zygote hands its text to `python3 -I -S -B -c`, with the descriptors of a socket
+for requests and of the library as arguments. `cell_nest` does not return in this process. It
 returns in a child that is already inside its sandbox, with the model's uid and limits, and has a snippet to
 run. No code of a model ever ran in the memory that such a child starts from.
 """
@@ -140,13 +140,13 @@ def _leave(code: int, before: frozenset[str]) -> NoReturn:
 def _main() -> NoReturn:
     for name in _PRELOADED.split():
         __import__(name)
-    control, source = map(int, sys.argv[1:])
+    requests, source = map(int, sys.argv[1:])
     library = ctypes.PyDLL(f"/proc/self/fd/{source}")
     os.close(source)
     library.cell_words.restype = ctypes.c_void_p
     gc.collect()
     gc.freeze()
-    library.cell_serve(control, 1)
+    library.cell_nest(requests)
     ctypes.pythonapi.PyOS_AfterFork_Child()
     argv, environment = _words(library.cell_words())
     given = dict(entry.split(b"=", 1) for entry in environment)
