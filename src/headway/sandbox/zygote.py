@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -46,6 +47,7 @@ _SNIPPET, _NO_INPUT = 1, 2
 MAX_SPAWNED = 32  # long-lived processes of one sandbox at once
 
 
+@functools.cache
 def interpreter() -> str:
     """Return the path of the interpreter that every sandbox has as `python3`."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
