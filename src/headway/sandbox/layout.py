@@ -19,6 +19,7 @@ a stage without a controller reads end-of-file and exits.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -78,6 +79,7 @@ shift
 """
 
 
+@functools.cache
 def interpreter() -> str:
     """Return the path of the interpreter that every sandbox has as `python3`."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))

@@ -42,6 +42,7 @@
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -104,7 +105,7 @@ static struct {
   unsigned int init_uid, model_uid; /* outside; 0 for "the caller's own, and no other" */
   int single_uid;                   /* one uid is mapped, init and model share it */
   const char *image; /* folder that every work folder begins with, found below an overlay; 0 for none */
-  int num_binds, num_links, num_groups;
+  int num_binds, num_links, num_groups, born_inside; /* the last: with cgroup version 2 */
   const char *interpreter, *nest; /* the nest's program and its text; none where Python is not preloaded */
   int library;
   struct {
@@ -122,6 +123,8 @@ static struct {
 
 static int control = -1;        /* to the controller; of the zygote, later of init */
 static int nest = -1;           /* where init asks for a snippet */
+static int filtered = 0;        /* set in init: programs inherit its filter */
+static uint64_t secret = 0;     /* with which init may mount */
 static int pid_one = 0;         /* set in init only: kill(-1) reaches this sandbox and nobody else */
 static char message[MAX_MESSAGE];
 static char *strings[MAX_STRINGS];
@@ -239,7 +242,7 @@ static const int refused[] = {
   (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 #define NUM_REFUSED (sizeof refused / sizeof *refused)
 
-enum verdict { REFUSE, NO_SUCH_CALL, LOOK_AT_CLONE, LOOK_AT_IOCTL, NUM_VERDICTS };
+enum verdict { REFUSE, NO_SUCH_CALL, LOOK_AT_CLONE, LOOK_AT_IOCTL, LOOK_AT_SECRET, NUM_VERDICTS };
 struct rule {
   uint32_t number;
   enum verdict verdict;
@@ -265,10 +268,16 @@ static void add_rules(const struct rule *rules, int count) {
   add_rules(rules + half, count - half);
 }
 
-static void build_filter(void) {
+/* With a `secret`, mounting is allowed to whoever passes it as the sixth argument, which those calls ignore:
+ * init, which has the filter too, so that programs inherit it. It lies in memory that no program can read, and
+ * a program could not mount with it either, for it has no capabilities. */
+static void build_filter(uint64_t secret) {
   static struct rule rules[NUM_REFUSED + 3];
   int count = 0, kept = 0;
-  for (size_t i = 0; i < NUM_REFUSED; i++) rules[count++] = (struct rule){refused[i], REFUSE};
+  for (size_t i = 0; i < NUM_REFUSED; i++) {
+    int mounts = secret && (refused[i] == SYS_mount || refused[i] == SYS_umount2);
+    rules[count++] = (struct rule){refused[i], mounts ? LOOK_AT_SECRET : REFUSE};
+  }
   rules[count++] = (struct rule){SYS_clone3, NO_SUCH_CALL};
   rules[count++] = (struct rule){SYS_clone, LOOK_AT_CLONE};
   rules[count++] = (struct rule){SYS_ioctl, LOOK_AT_IOCTL};
@@ -292,6 +301,7 @@ static void build_filter(void) {
   verdict_at[NO_SUCH_CALL] = tail + 2;
   verdict_at[LOOK_AT_CLONE] = tail + 3;
   verdict_at[LOOK_AT_IOCTL] = tail + 7;
+  verdict_at[LOOK_AT_SECRET] = tail + 12;
   add_rules(rules, kept);
   RETURN(SECCOMP_RET_ALLOW);
   RETURN(SECCOMP_RET_ERRNO | EPERM);
@@ -304,6 +314,12 @@ static void build_filter(void) {
   LOAD(args[1]);
   ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x5412 /* TIOCSTI */, 1, 0));
   ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x541c /* TIOCLINUX */, 0, 1));
+  RETURN(SECCOMP_RET_ERRNO | EPERM);
+  RETURN(SECCOMP_RET_ALLOW);
+  LOAD(args[5]);
+  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)secret, 0, 2));
+  ADD(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[5]) + 4));
+  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)(secret >> 32), 1, 0));
   RETURN(SECCOMP_RET_ERRNO | EPERM);
   RETURN(SECCOMP_RET_ALLOW);
   filter = (struct sock_fprog){code_at, code};
@@ -366,7 +382,7 @@ static void become_model(const struct program *program) {
     _exit(126);
   }
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) _exit(125);
-  if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter)) _exit(125);
+  if (!filtered && syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter)) _exit(125);
 }
 
 static void try_to_run(char *path, const struct program *program, int *why) {
@@ -418,14 +434,14 @@ static int put_tmpfs(const char *path, unsigned long long bytes, const char *mod
   char options[200];
   snprintf(options, sizeof options, "size=%llu,nr_inodes=%llu,mode=%s,uid=%d,gid=%d", bytes,
            config.work_files + 64, mode, MODEL, MODEL);
-  return mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, options);
+  return syscall(SYS_mount, "tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, options, secret);
 }
 
 /* Empties a tmpfs of init's own by mounting it anew, if anything is in it. */
 static void renew_tmpfs(const char *path, unsigned long long bytes) {
   struct statfs use;
   if (statfs(path, &use) == 0 && use.f_files - use.f_ffree <= 1) return;
-  if (umount2(path, MNT_DETACH) || put_tmpfs(path, bytes, "1777")) _exit(72);
+  if (syscall(SYS_umount2, path, MNT_DETACH, 0, 0, 0, secret) || put_tmpfs(path, bytes, "1777")) _exit(72);
 }
 
 static ssize_t read_text(const char *path, char *text, size_t room) {
@@ -828,6 +844,8 @@ static void init_loop(void) {
   int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
   loads = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
   if (signals < 0 || null < 0 || loads < 0) die("the first process's descriptors");
+  if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter)) die("the system-call filter");
+  filtered = 1;
   struct signalfd_siginfo ignored;
   int told = 1; /* whether the controller knows that the command has started */
   for (;;) {
@@ -1008,7 +1026,7 @@ int cell_nest(int requests) {
   if (!kept) _exit(0);
   memcpy(kept, message, size + 1);
   parse_config(kept, size, fds, num_fds);
-  build_filter();
+  build_filter(0);
   find_arguments();
   sigemptyset(&child_signal);
   sigaddset(&child_signal, SIGCHLD);
@@ -1087,6 +1105,7 @@ static void parse_config(char *kept, ssize_t size, const int *fds, int num_fds) 
     NUMBER(init_uid);
     NUMBER(model_uid);
     NUMBER(single_uid);
+    NUMBER(born_inside);
 #undef NUMBER
     at = value;
   }
@@ -1334,7 +1353,7 @@ static void start_nest(ssize_t config_size, const char *text) {
 /* A folder in each cgroup hierarchy, made ahead; its descriptors are what a sandbox's first process gets. */
 struct place {
   unsigned int number; /* its name */
-  int groups[MAX_GROUPS], events, peak;
+  int groups[MAX_GROUPS], events, peak, folder;
 };
 
 static struct cell {
@@ -1369,12 +1388,13 @@ static void close_place(struct place *place) {
     if (place->groups[i] >= 0) close(place->groups[i]);
   if (place->events >= 0) close(place->events);
   if (place->peak >= 0) close(place->peak);
-  *place = (struct place){0, {-1, -1, -1}, -1, -1};
+  if (place->folder >= 0) close(place->folder);
+  *place = (struct place){0, {-1, -1, -1}, -1, -1, -1};
 }
 
 static int make_place(struct place *place) {
   char name[16];
-  *place = (struct place){++num_places, {-1, -1, -1}, -1, -1};
+  *place = (struct place){++num_places, {-1, -1, -1}, -1, -1, -1};
   snprintf(name, sizeof name, "%u", place->number);
   for (int i = 0; i < config.num_groups; i++) {
     if (mkdirat(config.groups[i].fd, name, 0755) && errno != EEXIST) goto failed;
@@ -1387,7 +1407,8 @@ static int make_place(struct place *place) {
     if (config.groups[i].events) place->events = openat(folder, config.groups[i].events, O_RDONLY | O_CLOEXEC);
     if (config.groups[i].peak) place->peak = openat(folder, config.groups[i].peak, O_RDWR | O_CLOEXEC);
     int why = errno;
-    close(folder);
+    if (config.born_inside) place->folder = folder;
+    else close(folder);
     errno = why;
     if (bad || place->groups[i] < 0) goto failed;
   }
@@ -1401,7 +1422,7 @@ failed:;
 }
 
 static void find_place(struct place *place, int *failed) {
-  *place = (struct place){0, {-1, -1, -1}, -1, -1};
+  *place = (struct place){0, {-1, -1, -1}, -1, -1, -1};
   if (!config.num_groups) return;
   if (num_stock) *place = stock[--num_stock];
   else *failed = make_place(place);
@@ -1463,7 +1484,7 @@ static int make_sandbox(int socket) {
   const char *step = "a network namespace";
   int mounted = 0, failed = 0;
   pid_t pid = -1;
-  struct place place = {0, {-1, -1, -1}, -1, -1};
+  struct place place = {0, {-1, -1, -1}, -1, -1, -1};
   memcpy(answer, message, 5);
   answer[5] = 0;
   if (take_network(answer + 5, sizeof answer - 5)) goto failed;
@@ -1485,6 +1506,10 @@ static int make_sandbox(int socket) {
   step = "new namespaces";
   struct clone_args arguments = {
       .flags = (NAMESPACES & ~CLONE_NEWNET) | CLONE_PIDFD, .pidfd = (uintptr_t)&pid_fd, .exit_signal = SIGCHLD};
+  if (config.born_inside && place.number) {
+    arguments.flags |= CLONE_INTO_CGROUP;
+    arguments.cgroup = place.folder;
+  }
   pid = syscall(SYS_clone3, &arguments, sizeof arguments);
   if (pid == 0) {
     memcpy(groups, place.groups, sizeof groups);
@@ -1509,7 +1534,7 @@ static int make_sandbox(int socket) {
   if (write(mapped[1], "m", 1) != 1) goto failed;
   step = "a place in a cgroup";
   snprintf(text, sizeof text, "%d", pid);
-  for (int i = 0; i < config.num_groups; i++)
+  for (int i = 0; i < config.num_groups && !config.born_inside; i++)
     if (write(place.groups[i], text, strlen(text)) < 0) goto failed;
   answer[0] = 'c';
   memcpy(answer + 5, &place.number, 4);
@@ -1560,7 +1585,8 @@ static void serve(int socket) {
     }
   (void)!write_file("/proc/self/oom_score_adj", "500"); /* rather a sandbox than the trainer */
   leave_host();
-  build_filter();
+  if (getrandom(&secret, sizeof secret, 0) != sizeof secret || !(secret >> 32)) secret = 0;
+  build_filter(secret);
   build_root();
   if (config.image && !try_image()) config.image = 0;
   start_helpers();
