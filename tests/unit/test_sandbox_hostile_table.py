@@ -4,7 +4,7 @@ Also run as an ordinary user, by test_sandbox_ordinary_user.py. A case prints wh
 what must come of it: the cause, and what stdout must and must not hold.
 """
 
-# ruff: noqa: ASYNC110, E501 - other processes are watched by looking again
+# ruff: noqa: ASYNC110, ASYNC220, E501 - other processes are watched by looking again
 
 import asyncio
 import os
@@ -107,6 +107,14 @@ CASES = {
         "  try: os.kill(1, number)\n"
         "  except PermissionError: pass\n"
         "print('alive')\n", "exit", 0, "alive\n"),
+    "settings of the network": (
+        TRY + "for at in ('ipv4/ip_forward', 'ipv4/ip_unprivileged_port_start', 'core/somaxconn', 'ipv4/tcp_fin_timeout'):\n"
+        "  refused(at, lambda: open('/proc/sys/net/' + at, 'w').write('1'))\n"
+        "import socket\n"
+        "server = socket.create_server(('127.0.0.1', 0)); socket.create_connection(server.getsockname()); print('loopback')\n",
+        "exit", 0,
+        "ipv4/ip_forward refused\nipv4/ip_unprivileged_port_start refused\ncore/somaxconn refused\n"
+        "ipv4/tcp_fin_timeout refused\nloopback\n"),
     "sysrq, kcore and the kernel's log": (
         TRY + "refused('sysrq', lambda: open('/proc/sysrq-trigger', 'w').write('h'))\n"
         "refused('kcore', lambda: open('/proc/kcore', 'rb').read(1))\n"
@@ -129,14 +137,15 @@ CASES = {
         "print(open('/proc/sys/user/max_user_namespaces').read().strip())\n", "exit", 0,
         "unshare user EPERM\nunshare mount EPERM\nclone user EPERM\nclone3 ENOSYS\nsetns EPERM\n0\n"),
     "mounts and devices": (
-        TRY + "call('mount', 165, b'x', b'/tmp', b'tmpfs', 0, 0)\n"
+        TRY + "call('mount', 165, b'x', b'/tmp', b'tmpfs', 0, 0, 0)\n"
+        "call('mount with a guess', 165, b'x', b'/tmp', b'tmpfs', 0, 0, (1 << 64) - 1)\n"
         "call('remount', 165, b'x', b'/', b'x', 32, 0)\n"
         "call('umount', 166, b'/proc', 2)\n"
         "call('pivot', 155, b'/tmp', b'/tmp')\n"
         "call('chroot', 161, b'/tmp')\n"
         "attempt('mknod', lambda: os.mknod('/tmp/d', 0o60666, os.makedev(254, 0)))\n"
         "attempt('null', lambda: open('/dev/null', 'w').write('x'))\n", "exit", 0,
-        "mount EPERM\nremount EPERM\numount EPERM\npivot EPERM\nchroot EPERM\nmknod EPERM\nnull ok\n"),
+        "mount EPERM\nmount with a guess EPERM\nremount EPERM\numount EPERM\npivot EPERM\nchroot EPERM\nmknod EPERM\nnull ok\n"),
     "a copy that is set-uid": (
         "import os, shutil, subprocess\n"
         "shutil.copy('/usr/bin/id', 'id'); os.chmod('id', 0o6755)\n"
@@ -214,6 +223,89 @@ async def test_killing_everybody_spares_the_first_process(sandbox):
     result = await sandbox.exec(["sh", "-c", "kill -9 -1; kill -STOP 1; echo alive"])
     assert result.stdout in ("alive\n", "")
     assert (await sandbox.exec(["echo", "again"])).stdout == "again\n"
+
+
+@pytest.mark.parametrize("program", ["snippet", "shell"])
+async def test_a_command_ends_alone_while_a_long_lived_process_goes_on(sandbox, program):
+    # What a command leaves behind hides behind a new session, two forks and endless forking.
+    await sandbox.spawn("beside", ["sh", "-c", "while :; do date +%s%N > beat; sleep 0.02; done"])
+    marker = f"975{uuid.uuid4().int % 10**9}"
+    if program == "shell":
+        script = f"(setsid sh -c 'while :; do sleep 0.01 & wait; done' {marker} <&- >&- 2>&- &); echo done"
+        result = await sandbox.exec(["sh", "-c", script])
+    else:
+        code = f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    open('/proc/self/comm', 'w').write('x')
+    while 1:  # each lives for a moment only
+        if os.fork(): os._exit(0)
+        time.sleep(0.001); "{marker}"
+print('done')
+"""
+        result = await sandbox.exec([*PYTHON, code])
+    assert (result.rc, result.stdout) == (0, "done\n"), result
+    assert running(marker) == []
+    assert (await sandbox.stats()).num_processes <= 3
+    before = await sandbox.read("beat")
+    while await sandbox.read("beat") in (before, b""):
+        await asyncio.sleep(0.01)
+    assert (await sandbox.poll("beside")).running
+
+
+async def test_a_command_that_kills_everybody_takes_long_lived_processes_of_its_own_sandbox_only(
+    provider, sandbox
+):
+    other = await provider.create("other", {"run": "r"})
+    for one in (sandbox, other):
+        await one.spawn("it", ["sleep", "99"])
+    await sandbox.exec(["sh", "-c", "kill -9 -1"])
+    while (await sandbox.poll("it")).running:
+        await asyncio.sleep(0.01)
+    assert (await sandbox.poll("it")).cause == "killed"
+    assert (await other.poll("it")).running
+    assert (await sandbox.exec(["echo", "x"])).stdout == "x\n"
+    await other.terminate()
+
+
+async def test_a_long_lived_balloon_is_cut_down(sandbox):
+    balloon = "import os, time\nfor _ in range(4):\n  if os.fork() == 0: x = b'x' * (100 << 20); time.sleep(60)\ntime.sleep(60)"
+    await sandbox.spawn("balloon", [*PYTHON, balloon])
+    while (polled := await sandbox.poll("balloon")).running:
+        await asyncio.sleep(0.02)
+    assert (polled.rc, polled.cause) == (None, "oom")
+    assert (await sandbox.exec(["echo", "x"])).stdout == "x\n"
+
+
+async def test_several_long_lived_processes_run_at_once(sandbox):
+    for number in range(8):
+        await sandbox.spawn(str(number), ["sleep", "99"])
+    assert (await sandbox.stats()).num_processes == 8
+    await sandbox.terminate()
+
+
+async def test_killing_the_controller_of_a_paused_sandbox_leaves_nothing(preload):
+    marker = f"974{uuid.uuid4().int % 10**9}"
+    script = textwrap.dedent(f"""
+        import asyncio
+        from headway.sandbox.local import LocalProvider
+        from headway.sandbox.settings import SandboxSettings
+        async def main():
+            provider = LocalProvider(SandboxSettings(preload_python={preload}))
+            sandbox = await provider.create("s", {{"run": "paused"}})
+            await sandbox.spawn("it", ["sleep", "{marker}"])
+            await sandbox.pause()
+            print("paused", flush=True)
+            await asyncio.sleep(99)
+        asyncio.run(main())
+    """)
+    env = os.environ | {"PYTHONPATH": str(Path(headway.__file__).parent.parent)}
+    with subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE) as controller:
+        assert controller.stdout.readline() == b"paused\n"
+        assert running(marker)
+        controller.kill()
+    assert _gone(marker)
 
 
 async def test_a_daemon_that_forked_twice_ends_with_its_command(sandbox):
