@@ -1116,18 +1116,34 @@ static ssize_t read_config(char *copy) {
   return size;
 }
 
+/* Goes on in a child that is pid 1 of the new pid namespace; this process only waits for it. An ordinary user's
+ * nest has to come back from the pid namespaces that it visits, which is allowed only into one of its own. */
+static void move_inside(void) {
+  int status = 0;
+  pid_t pid = fork();
+  if (pid < 0) die("a first process");
+  if (pid == 0) {
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL)) _exit(70);
+    return;
+  }
+  syscall(SYS_close_range, 3, ~0U, 0);
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
+  _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 70);
+}
+
 /* Enters namespaces of its own; afterwards nothing that is mounted here reaches anybody else. */
 static void leave_host(void) {
   char text[64];
   unsigned int uid = geteuid(), gid = getegid();
   config.single_uid = !(uid == 0 && config.init_uid && unshare(CLONE_NEWNS) == 0);
   if (config.single_uid) {
-    if (unshare(CLONE_NEWUSER | CLONE_NEWNS)) die("user and mount namespaces");
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID)) die("user, mount and pid namespaces");
     if (write_file("/proc/self/setgroups", "deny")) die("/proc/self/setgroups");
     snprintf(text, sizeof text, "0 %u 1", uid);
     if (write_file("/proc/self/uid_map", text)) die("/proc/self/uid_map");
     snprintf(text, sizeof text, "0 %u 1", gid);
     if (write_file("/proc/self/gid_map", text)) die("/proc/self/gid_map");
+    move_inside();
   }
   if (mount(0, "/", 0, MS_REC | MS_PRIVATE, 0)) die("private mounts");
 }
@@ -1181,7 +1197,7 @@ static void build_root(void) {
                                    {"/proc/self/fd/2", "/dev/stderr"}};
   const char *root = "/tmp";
   char path[4200];
-  int trees[5], proc;
+  int trees[5], proc = -1;
   struct stat info;
   umask(022);
   for (int i = 0; i < config.num_binds; i++)
@@ -1190,7 +1206,7 @@ static void build_root(void) {
     snprintf(path, sizeof path, "/dev/%s", devices[i]);
     trees[i] = take_tree(path, ATTR_RDONLY | ATTR_NOSUID | ATTR_NOEXEC);
   }
-  proc = take_tree("/proc", 0);
+  if (!config.single_uid) proc = take_tree("/proc", 0);
   if (mount("headway", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m,nr_inodes=4096")) die("a root");
   for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
     snprintf(path, sizeof path, "%s%s", root, own[i]);
@@ -1221,7 +1237,8 @@ static void build_root(void) {
   snprintf(path, sizeof path, "%s/etc/hosts", root);
   put_text(path, "127.0.0.1 localhost sandbox\n::1 localhost\n");
   snprintf(path, sizeof path, "%s/proc", root);
-  put_tree(proc, path, 1);
+  if (proc >= 0) put_tree(proc, path, 1);
+  else if (mount("proc", path, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, 0)) die("/proc of its own");
   struct cell_mount_attr set = {.attr_set = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV};
   if (syscall(SYS_mount_setattr, AT_FDCWD, root, 0, &set, sizeof set)) die("a read-only root");
   if (chdir(root) || syscall(SYS_pivot_root, ".", ".")) die("pivot_root");
