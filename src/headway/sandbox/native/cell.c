@@ -1270,6 +1270,7 @@ static void make_networks(int requests) {
 }
 
 static int networks = -1; /* to the maker of network namespaces */
+static pid_t helpers[2];
 
 static void start_helpers(void) {
   int ends[2];
@@ -1282,6 +1283,7 @@ static void start_helpers(void) {
     syscall(SYS_close_range, 3, 99, 0);
     make_networks(100);
   }
+  helpers[0] = pid;
   close(ends[1]);
   networks = ends[0];
   for (int i = 0; i < STOCK; i++)
@@ -1305,6 +1307,7 @@ static void start_nest(ssize_t config_size, const char *text) {
     execve(config.interpreter, argv, env);
     _exit(82);
   }
+  helpers[1] = pid;
   close(ends[1]);
   close(config.library);
   nest = ends[0];
@@ -1408,8 +1411,8 @@ static int reap_cells(int flags) {
 static void leave(void) {
   for (int i = 0; i < num_cells; i++)
     if (cells[i].pid) kill(cells[i].pid, SIGKILL);
-  close(networks);
-  if (nest >= 0) close(nest);
+  for (int i = 0; i < 2; i++)
+    if (helpers[i]) kill(helpers[i], SIGKILL);
   while (num_stock) {
     remove_place(stock[--num_stock].number);
     close_place(&stock[num_stock]);
