@@ -478,6 +478,7 @@ class SandboxContract:
             stats = await sandbox.stats()
         await sandbox.pause()
         await sandbox.pause()
+        await asyncio.sleep(0.1)  # for those that were about to end
         before = await sandbox.stats()
         await asyncio.sleep(2.0)  # more than the limit
         assert not work.done()

@@ -4,7 +4,8 @@ The helper makes one folder a sandbox in each hierarchy, ahead of it, and remove
 ended (native/cell.c). Here is found where those folders may lie. A hierarchy serves when a folder can be
 made in it and its limits can be written, which root can with version 1, and whoever was delegated a subtree
 with version 2. A process is born into a cgroup of version 2; into one of version 1 it has to be moved, which
-takes the kernel some 10 ms on a machine that rarely does so. Folders of helpers that were killed are removed at the next start.
+takes the kernel some 10 ms on a machine that rarely does so. Folders of helpers that were killed are removed
+at the next start.
 """
 
 from __future__ import annotations

@@ -1123,18 +1123,34 @@ static ssize_t read_config(char *copy) {
   return size;
 }
 
+/* Goes on in a child that is pid 1 of the new pid namespace; this process only waits for it. An ordinary user's
+ * nest has to come back from the pid namespaces that it visits, which is allowed only into one of its own. */
+static void move_inside(void) {
+  int status = 0;
+  pid_t pid = fork();
+  if (pid < 0) die("a first process");
+  if (pid == 0) {
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL)) _exit(70);
+    return;
+  }
+  syscall(SYS_close_range, 3, ~0U, 0);
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
+  _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 70);
+}
+
 /* Enters namespaces of its own; afterwards nothing that is mounted here reaches anybody else. */
 static void leave_host(void) {
   char text[64];
   unsigned int uid = geteuid(), gid = getegid();
   config.single_uid = !(uid == 0 && config.init_uid && unshare(CLONE_NEWNS) == 0);
   if (config.single_uid) {
-    if (unshare(CLONE_NEWUSER | CLONE_NEWNS)) die("user and mount namespaces");
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID)) die("user, mount and pid namespaces");
     if (write_file("/proc/self/setgroups", "deny")) die("/proc/self/setgroups");
     snprintf(text, sizeof text, "0 %u 1", uid);
     if (write_file("/proc/self/uid_map", text)) die("/proc/self/uid_map");
     snprintf(text, sizeof text, "0 %u 1", gid);
     if (write_file("/proc/self/gid_map", text)) die("/proc/self/gid_map");
+    move_inside();
   }
   if (mount(0, "/", 0, MS_REC | MS_PRIVATE, 0)) die("private mounts");
 }
@@ -1188,7 +1204,7 @@ static void build_root(void) {
                                    {"/proc/self/fd/2", "/dev/stderr"}};
   const char *root = "/tmp";
   char path[4200];
-  int trees[5], proc, image = -1;
+  int trees[5], proc = -1, image = -1;
   struct stat info;
   umask(022);
   for (int i = 0; i < config.num_binds; i++)
@@ -1197,7 +1213,7 @@ static void build_root(void) {
     snprintf(path, sizeof path, "/dev/%s", devices[i]);
     trees[i] = take_tree(path, ATTR_RDONLY | ATTR_NOSUID | ATTR_NOEXEC);
   }
-  proc = take_tree("/proc", 0);
+  if (!config.single_uid) proc = take_tree("/proc", 0);
   if (config.image) image = take_tree(config.image, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV);
   if (mount("headway", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m,nr_inodes=4096")) die("a root");
   for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
@@ -1229,7 +1245,8 @@ static void build_root(void) {
   snprintf(path, sizeof path, "%s/etc/hosts", root);
   put_text(path, "127.0.0.1 localhost sandbox\n::1 localhost\n");
   snprintf(path, sizeof path, "%s/proc", root);
-  put_tree(proc, path, 1);
+  if (proc >= 0) put_tree(proc, path, 1);
+  else if (mount("proc", path, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, 0)) die("/proc of its own");
   snprintf(path, sizeof path, "%s" UPPER, root);
   make_folders(path);
   snprintf(path, sizeof path, "%s" IMAGE, root);
@@ -1309,6 +1326,7 @@ static void make_networks(int requests) {
 }
 
 static int networks = -1; /* to the maker of network namespaces */
+static pid_t helpers[2];
 
 static void start_helpers(void) {
   int ends[2];
@@ -1321,6 +1339,7 @@ static void start_helpers(void) {
     syscall(SYS_close_range, 3, 99, 0);
     make_networks(100);
   }
+  helpers[0] = pid;
   close(ends[1]);
   networks = ends[0];
   for (int i = 0; i < STOCK; i++)
@@ -1344,6 +1363,7 @@ static void start_nest(ssize_t config_size, const char *text) {
     execve(config.interpreter, argv, env);
     _exit(82);
   }
+  helpers[1] = pid;
   close(ends[1]);
   close(config.library);
   nest = ends[0];
@@ -1447,8 +1467,8 @@ static int reap_cells(int flags) {
 static void leave(void) {
   for (int i = 0; i < num_cells; i++)
     if (cells[i].pid) kill(cells[i].pid, SIGKILL);
-  close(networks);
-  if (nest >= 0) close(nest);
+  for (int i = 0; i < 2; i++)
+    if (helpers[i]) kill(helpers[i], SIGKILL);
   while (num_stock) {
     remove_place(stock[--num_stock].number);
     close_place(&stock[num_stock]);
