@@ -484,7 +484,7 @@ class SandboxContract:
         assert not work.done()
         after = await sandbox.stats()
         assert after.num_processes == before.num_processes
-        assert after.cpu_s - before.cpu_s <= 0.021  # the clock's ticks
+        assert after.cpu_s - before.cpu_s <= 0.021, (before, after)  # the clock's ticks
         with pytest.raises(SandboxError):
             await sandbox.spawn("more", ["true"])
         await sandbox.resume()
@@ -495,6 +495,26 @@ class SandboxContract:
         while await sandbox.read("beside") == first:
             await asyncio.sleep(0.01)
         assert (await sandbox.exec(["echo", "x"])).stdout == "x\n"
+
+    @pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.01, 0.03])
+    async def test_a_command_that_starts_while_its_sandbox_is_paused_makes_no_progress(
+        self, sandbox, delay_s
+    ):
+        await sandbox.write("file", b"x")
+        before = (await sandbox.stats()).num_files
+        command = sandbox.exec(["sh", "-c", "sleep 0.3; echo > mark"])
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(asyncio.wait([asyncio.ensure_future(command)]))
+            await asyncio.sleep(delay_s)
+            await sandbox.pause()
+            await asyncio.sleep(0.6)
+            assert (await sandbox.stats()).num_files == before
+            await sandbox.resume()
+        (done,), _ = work.result()
+        if done.exception() is None:
+            assert (await sandbox.read("mark")) == b"\n"
+        else:  # the pause was first
+            assert "paused" in str(done.exception())
 
     async def test_a_paused_sandbox_can_be_copied_and_terminated(self, provider, sandbox, tmp_path):
         marker = f"976{uuid.uuid4().int % 10**9}"

@@ -44,6 +44,8 @@ class TestPooledLocalCold(TestPooledLocal):
 
 
 class TestPooledBubblewrap(SandboxContract):
+    tells_usage = False
+
     @pytest.fixture
     def provider(self, tmp_path):
         inner = BubblewrapProvider(SandboxSettings(directory=str(tmp_path / "sandboxes")))

@@ -286,8 +286,9 @@ async def test_a_sandbox_is_asked_for_at_first_use_and_released_on_command(stage
         release = ReleaseSandbox("r1", 1, wanted.sandbox)
         s.host.release(release)
         released = await s.until(SandboxReleased)
-        assert replace(released, end_s=None) == SandboxReleased("r1", 1, wanted.sandbox)
+        assert replace(released, end_s=None, use=None) == SandboxReleased("r1", 1, wanted.sandbox)
         assert released.end_s > 0
+        assert released.use.num_files == 1
         assert await s.provider.list({}) == []
         s.host.release(release)  # answered again
         await s.until(SandboxReleased, 2)

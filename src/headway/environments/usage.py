@@ -69,8 +69,6 @@ async def _stats(sandbox: Sandbox) -> object:
 
 
 def _numbers(told: object, *names: str) -> list[float | None]:
-    """Return these attributes, all None where none of them is more than 0."""
+    """Return these attributes, None for what is not more than 0."""
     values: list[Any] = [getattr(told, name, None) for name in names]
-    if not any(values):
-        return [None for _ in names]
-    return [None if value is None else float(value) for value in values]
+    return [float(value) if value else None for value in values]

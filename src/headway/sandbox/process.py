@@ -140,6 +140,7 @@ class Tree:
         self.wall = Countdown(lambda: self._settle("wall"))
         self.init: int | None = None  # pid of the sandbox's pid 1
         self._init_fd: int | None = None  # pidfd of the sandbox's pid 1
+        self._paused = False
         info_read, info_write = os.pipe()
         life_read, life_write = os.pipe()
         stack.callback(os.close, info_read)
@@ -207,6 +208,10 @@ class Tree:
         except (OSError, ValueError, KeyError) as error:
             raise SandboxError(f"the sandbox's first process cannot be watched: {error!r}") from error
         self._stack.callback(os.close, self._init_fd)
+        if self._paused:  # while it started
+            await asyncio.to_thread(stop, self.init)
+            if not self._paused:  # meanwhile
+                await asyncio.to_thread(go_on, self.init)
 
     async def begin(self, stdin: bytes, over_quota: Callable[[], Cause | None]) -> None:
         """Let the program begin; `over` is settled by its end or by the first limit."""
@@ -230,13 +235,15 @@ class Tree:
         transport.close()  # after what was written is flushed
 
     async def pause(self) -> None:
-        """Stop its processes and its time."""
+        """Stop its processes and its time; those of a tree that is starting as soon as there are any."""
+        self._paused = True
         self.wall.pause()
         if self.init is not None:
             await asyncio.to_thread(stop, self.init)
 
     async def resume(self) -> None:
         """Let its processes and its time go on."""
+        self._paused = False
         if self.init is not None:
             await asyncio.to_thread(go_on, self.init)
         self.wall.resume()
