@@ -382,6 +382,39 @@ async def test_a_full_disk_at_parking_fails_the_rollout_by_name(lives, monkeypat
     assert s.kinds() == ["TurnEnded", "RolloutParked", "RolloutFailed"]
 
 
+async def with_server(chat, sandbox):
+    """A long-lived process that outlasts an answer."""
+    await chat.say(ASK, max_tokens=7)
+    await sandbox.write("folder/file", b"x")
+    await sandbox.spawn("server", ["sh", "-c", "echo up; exec sleep 600"], cwd="folder")
+    said = ""
+    while said != "up\n":
+        said += (await sandbox.poll("server")).stdout
+        await asyncio.sleep(0.01)
+    seen = [said, (await sandbox.stats()).num_processes > 0]
+    await chat.say([Message("user", said)])
+    seen.append((await sandbox.exec(["ls"], cwd="folder")).stdout)
+    seen.append((await sandbox.poll("server")).running)
+    await chat.say([Message("user", "end it")])
+    await sandbox.kill("server")
+    ended = await sandbox.poll("server")
+    seen += [ended.running, ended.cause]
+    return Outcome({"seen": seen})
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+@pytest.mark.parametrize("resume", ["replay", "snapshot"])
+async def test_a_long_lived_process_is_started_again_for_another_life(lives, resume, turn):
+    opening, engine = lives("first", with_server, resume)
+    async with opening as s:
+        parked = await s.parked_in(engine, f"r1.1.{turn}", 1)
+    opening, _ = lives("second", with_server, resume)
+    async with opening as s:
+        s.start("r1", 2, partial=parked.payload)
+        ended = await s.until(RolloutEnded)
+    assert s.payload(ended.payload).outcome == {"seen": ["up\n", True, "file\n", True, False, "killed"]}
+
+
 async def test_a_sandbox_is_wanted_only_beyond_the_record(lives):
     opening, engine = lives("first", work)
     async with opening as s:
