@@ -27,29 +27,27 @@ from urllib.parse import quote
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee, Polled, SandboxStats
 from headway.sandbox import files
-from headway.sandbox.blocking import to_its_end
 from headway.sandbox.images import Image, image_of
 from headway.sandbox.layout import SANDBOX_ENV, VIEW_TOOLS, Layout, find_bwrap
 from headway.sandbox.members import members
 from headway.sandbox.preflight import guarantees, unavailable
 from headway.sandbox.process import Limits, LongLived, Tree, run_contained
+from headway.sandbox.roster import RosterProvider
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.store import Index, Store
 from headway.sandbox.tars import Allowance, pack, unpack
 from headway.sandbox.trees import copy_tree
+from headway.sandbox.whole import to_its_end
 
 
-class BubblewrapProvider:
+class BubblewrapProvider(RosterProvider["BubblewrapSandbox"]):
     """Makes sandboxes with bubblewrap."""
 
-    snapshots = True
     spawns = True
     pauses = True
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
-        self._settings = settings or SandboxSettings()
-        self._live: dict[str, BubblewrapSandbox] = {}
-        self._stores: dict[Path, Store] = {}
+        super().__init__(settings or SandboxSettings())
         self._layout: Layout | None = None
         self._image: Image | None = None
 
@@ -71,84 +69,13 @@ class BubblewrapProvider:
         copied = None if image is None else image.kind == "work"
         return guarantees(pids=layout.drop_uid or os.geteuid() != 0, copied=copied)
 
-    async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> BubblewrapSandbox:
-        """Make a sandbox; label `run` names the run that `reap` would end it with."""
-        if sandbox_id in self._live:
-            raise SandboxError("a sandbox id must be new", value=sandbox_id)
-        if len(self._live) >= self._settings.max_live:
-            raise SandboxError(
-                "sandboxes that live at once must not exceed sandbox.max_live",
-                value=len(self._live) + 1,
-                remedy=f"max_live is {self._settings.max_live}; whoever grants sandboxes must keep to it",
-            )
-        sandbox = self.new(sandbox_id, labels)
-        self._live[sandbox_id] = sandbox
-        return sandbox
-
     def new(self, sandbox_id: str, labels: Mapping[str, str]) -> BubblewrapSandbox:
         """Return a sandbox that nothing was made for yet."""
         return BubblewrapSandbox(sandbox_id, labels, self)
 
-    async def alive(self, sandbox_id: str) -> bool:
-        """Say whether a sandbox's work folder is the one that was made; it has nothing else that lasts."""
-        sandbox = self._live.get(sandbox_id)
-        return sandbox is not None and sandbox.intact
-
-    async def snapshot(self, sandbox_id: str, store: Path, labels: Mapping[str, str]) -> str:
-        """Store what is in the work folder (trees.py says what is kept of it); see `SandboxProvider`."""
-        return await self._of(sandbox_id).take(self._store(store), labels)
-
-    async def restore(
-        self, sandbox_id: str, labels: Mapping[str, str], store: Path, digest: str
-    ) -> BubblewrapSandbox:
-        """Make a sandbox whose work folder holds what a snapshot does; see `SandboxProvider`."""
-        sandbox = await self.create(sandbox_id, labels)
-        try:
-            await sandbox.put(self._store(store), digest)
-        except BaseException:
-            await sandbox.terminate()
-            raise
-        return sandbox
-
-    async def fork(self, sandbox_id: str, new_id: str, labels: Mapping[str, str]) -> BubblewrapSandbox:
-        """Make a sandbox whose work folder is a copy of a live one's; see `SandboxProvider`."""
-        source, sandbox = self._of(sandbox_id), await self.create(new_id, labels)
-        try:
-            await source.copy_to(sandbox)
-        except BaseException:
-            await sandbox.terminate()
-            raise
-        return sandbox
-
-    async def reset(self, sandbox_id: str, store: Path, digest: str) -> None:
-        """Give a sandbox what a snapshot holds for all that it has; see `SandboxProvider`."""
-        await self._of(sandbox_id).put(self._store(store), digest)
-
-    async def discard(self, store: Path, digest: str) -> None:
-        """Remove a snapshot, and what no other one needs; idempotent."""
-        await asyncio.to_thread(self._store(store).discard, digest)
-
-    def _of(self, sandbox_id: str) -> BubblewrapSandbox:
-        sandbox = self._live.get(sandbox_id)
-        if sandbox is None:
-            raise SandboxError("there must be a live sandbox of this id", value=sandbox_id)
-        return sandbox
-
-    def _store(self, path: Path) -> Store:
-        return self._stores.setdefault(path, Store(path))
-
-    async def list(self, labels: Mapping[str, str]) -> list[str]:
-        """Return ids of this provider's live sandboxes whose labels include these."""
-        return [
-            sandbox_id
-            for sandbox_id, sandbox in self._live.items()
-            if all(sandbox.labels.get(key) == value for key, value in labels.items())
-        ]
-
     async def end(self, sandbox_id: str, labels: Mapping[str, str]) -> bool:
         """End one of this process's sandboxes, or remove the folder that a dead process left."""
-        if (sandbox := self._live.get(sandbox_id)) is not None:
-            await sandbox.terminate()
+        if await self.end_own(sandbox_id):
             return True
         folder = self.place(sandbox_id, labels)
         found = folder.exists()
@@ -168,10 +95,7 @@ class BubblewrapProvider:
         For whoever owns the run, before its workers start or after they ended: folders that another live
         process uses are removed too.
         """
-        ended = 0
-        for sandbox_id in await self.list({"run": run_id}):
-            await self._live[sandbox_id].terminate()
-            ended += 1
+        ended = await self.reap_own(run_id)
         folder = self.root() / quote(run_id, safe="")
         if folder.is_dir():
             for orphan in os.listdir(folder):
@@ -179,10 +103,6 @@ class BubblewrapProvider:
                 ended += 1
             files.remove_tree(folder)
         return ended
-
-    def forget(self, sandbox_id: str) -> None:
-        """Called by a sandbox that has ended."""
-        self._live.pop(sandbox_id, None)
 
     def layout(self) -> Layout:
         """Return how command lines are built on this machine."""
@@ -321,7 +241,7 @@ class BubblewrapSandbox:
         """Let every process go on; idempotent. Raises SandboxError when the work folder was lost."""
         async with self._pausing:
             await self._work()
-            if not self.intact:
+            if not await self.intact():
                 raise SandboxError("the sandbox's work folder is gone", value=self._id)
             self._paused = False
             for tree in self._trees():
@@ -351,9 +271,8 @@ class BubblewrapSandbox:
         async with self._turn:
             return files.read_file(await self._work(), path, max_bytes)
 
-    @property
-    def intact(self) -> bool:
-        """Whether the work folder is there, or was never made."""
+    async def intact(self) -> bool:
+        """Say whether the work folder is there, or was never made."""
         if self._folder is None:
             return not self._terminated
         try:
@@ -511,7 +430,7 @@ class BubblewrapSandbox:
     async def _whole_work(self) -> Path:
         """Return the work folder, and make sure that it is the one that was made."""
         folder = await self._work()
-        if not self.intact:
+        if not await self.intact():
             raise SandboxError("what was done in the sandbox is gone", value=self._id)
         return folder
 

@@ -107,16 +107,11 @@ class ContainerProvider(RemoteProvider):
 
     async def reap(self, run_id: str) -> int:
         """End every container of a run, whoever made it, and what of it was never made."""
-        ended = 0
-        for sandbox in self._roster.having({"run": run_id}):
-            await sandbox.terminate()
-            ended += 1
-        return ended + await self._remove_all(f"headway.run={run_id}")
+        return await self.reap_own(run_id) + await self._remove_all(f"headway.run={run_id}")
 
     async def end(self, sandbox_id: str, labels: Mapping[str, str]) -> bool:
         """End one sandbox, or the container that a dead process left of it."""
-        if (sandbox := self._roster.get(sandbox_id)) is not None:
-            await sandbox.terminate()
+        if await self.end_own(sandbox_id):
             return True
         run = labels.get("run", "none")
         return await self._remove_all(f"headway.run={run}", f"headway.id={sandbox_id}") > 0

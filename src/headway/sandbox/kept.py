@@ -115,8 +115,9 @@ class _Kept:
         flood = lambda: self._settle("output")  # noqa: E731
         self._out = Collector(self._process.stdout.fileno(), limits.output_bytes, flood)
         self._err = Collector(self._process.stderr.fileno(), limits.output_bytes, flood)
-        stack.callback(self._out.close)
-        stack.callback(self._err.close)
+        for collector in (self._out, self._err):
+            collector.start()
+            stack.callback(collector.close)
         os.set_blocking(self._report, False)
         self._loop.add_reader(self._report, self._hear)
         stack.callback(self._loop.remove_reader, self._report)

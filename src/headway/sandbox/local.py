@@ -15,36 +15,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import ExecLimits, ExecResult, Guarantee, Polled, SandboxStats
 from headway.sandbox import files
-from headway.sandbox.blocking import to_its_end
 from headway.sandbox.images import Image, image_of
 from headway.sandbox.memory import give_back
 from headway.sandbox.preflight import local_guarantees, unavailable
 from headway.sandbox.programs import Command, LongLived
+from headway.sandbox.roster import RosterProvider
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.store import Index, Store
 from headway.sandbox.tars import Allowance, pack, unpack
 from headway.sandbox.trees import copy_tree
+from headway.sandbox.whole import to_its_end, whole
 from headway.sandbox.zygote import MAX_SPAWNED, MODEL_UID, Cell, Zygote, unpack_stats
 
 
-class LocalProvider:
+class LocalProvider(RosterProvider["LocalSandbox"]):
     """Makes sandboxes with the helper in native/."""
 
-    snapshots = True
     spawns = True
     pauses = True
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
-        self._settings = settings or SandboxSettings()
-        self._live: dict[str, LocalSandbox] = {}
-        self._stores: dict[Path, Store] = {}
+        super().__init__(settings or SandboxSettings())
         self._zygote: Zygote | None = None
         self._image: Image | None = None  # of the zygote
         self._starting = asyncio.Lock()
@@ -71,93 +67,17 @@ class LocalProvider:
             image=None if self._image is None else not copied,
         )
 
-    async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> LocalSandbox:
-        """Make a sandbox; label `run` names the run that `reap` would end it with."""
-        if sandbox_id in self._live:
-            raise SandboxError("a sandbox id must be new", value=sandbox_id)
-        if len(self._live) >= self._settings.max_live:
-            raise SandboxError(
-                "sandboxes that live at once must not exceed sandbox.max_live",
-                value=len(self._live) + 1,
-                remedy=f"max_live is {self._settings.max_live}; whoever grants sandboxes must keep to it",
-            )
-        sandbox = LocalSandbox(sandbox_id, labels, self)
-        self._live[sandbox_id] = sandbox
-        return sandbox
-
-    async def alive(self, sandbox_id: str) -> bool:
-        """Say whether a sandbox still has what was done in it: whether its first process runs."""
-        sandbox = self._live.get(sandbox_id)
-        return sandbox is not None and sandbox.intact
-
-    async def snapshot(self, sandbox_id: str, store: Path, labels: Mapping[str, str]) -> str:
-        """Store what is in the work folder (trees.py says what is kept of it); see `SandboxProvider`."""
-        return await self._of(sandbox_id).take(self._store(store), labels)
-
-    async def restore(
-        self, sandbox_id: str, labels: Mapping[str, str], store: Path, digest: str
-    ) -> LocalSandbox:
-        """Make a sandbox whose work folder holds what a snapshot does; see `SandboxProvider`."""
-        sandbox = await self.create(sandbox_id, labels)
-        try:
-            await sandbox.put(self._store(store), digest)
-        except BaseException:
-            await sandbox.terminate()
-            raise
-        return sandbox
-
-    async def fork(self, sandbox_id: str, new_id: str, labels: Mapping[str, str]) -> LocalSandbox:
-        """Make a sandbox whose work folder is a copy of a live one's; see `SandboxProvider`."""
-        source, sandbox = self._of(sandbox_id), await self.create(new_id, labels)
-        try:
-            await source.copy_to(sandbox)
-        except BaseException:
-            await sandbox.terminate()
-            raise
-        return sandbox
-
-    async def reset(self, sandbox_id: str, store: Path, digest: str) -> None:
-        """Give a sandbox what a snapshot holds for all that it has; see `SandboxProvider`."""
-        await self._of(sandbox_id).put(self._store(store), digest)
-
-    async def discard(self, store: Path, digest: str) -> None:
-        """Remove a snapshot, and what no other one needs; idempotent."""
-        await asyncio.to_thread(self._store(store).discard, digest)
-
-    def _of(self, sandbox_id: str) -> LocalSandbox:
-        sandbox = self._live.get(sandbox_id)
-        if sandbox is None:
-            raise SandboxError("there must be a live sandbox of this id", value=sandbox_id)
-        return sandbox
-
-    def _store(self, path: Path) -> Store:
-        return self._stores.setdefault(path, Store(path))
-
-    async def list(self, labels: Mapping[str, str]) -> list[str]:
-        """Return ids of this provider's live sandboxes whose labels include these."""
-        return [
-            sandbox_id
-            for sandbox_id, sandbox in self._live.items()
-            if all(sandbox.labels.get(key) == value for key, value in labels.items())
-        ]
+    def new(self, sandbox_id: str, labels: Mapping[str, str]) -> LocalSandbox:
+        """Return a sandbox that nothing was made for yet."""
+        return LocalSandbox(sandbox_id, labels, self)
 
     async def end(self, sandbox_id: str, labels: Mapping[str, str]) -> bool:
         """End one of this process's sandboxes; those of dead processes ended with them."""
-        sandbox = self._live.get(sandbox_id)
-        if sandbox is not None:
-            await sandbox.terminate()
-        return sandbox is not None
+        return await self.end_own(sandbox_id)
 
     async def reap(self, run_id: str) -> int:
         """End this process's sandboxes of a run; those of dead processes ended with them."""
-        wanted = await self.list({"run": run_id})
-        for sandbox_id in wanted:
-            await self._live[sandbox_id].terminate()
-        return len(wanted)
-
-    def forget(self, sandbox_id: str) -> None:
-        """Called by a sandbox that has ended."""
-        self._live.pop(sandbox_id, None)
+        return await self.reap_own(run_id)
 
     async def zygote(self) -> Zygote:
         """Return the helper, started at first use, and again when it has ended or the event loop is new."""
@@ -185,11 +105,6 @@ class LocalProvider:
     def image(self) -> Image | None:
         """What every sandbox begins with; known since the helper was started."""
         return self._image
-
-    @property
-    def settings(self) -> SandboxSettings:
-        """The limits of every sandbox."""
-        return self._settings
 
 
 class LocalSandbox:
@@ -325,9 +240,8 @@ class LocalSandbox:
         """Make the namespaces now, so that the first command does not wait for them."""
         await (await self._made()).ready(self._provider.settings.start_timeout_s)
 
-    @property
-    def intact(self) -> bool:
-        """Whether the first process runs, or was never started."""
+    async def intact(self) -> bool:
+        """Say whether the first process runs, or was never started."""
         return not self._terminated if self._cell is None else self._cell.alive
 
     async def take(self, store: Store, labels: Mapping[str, str]) -> str:
@@ -376,22 +290,22 @@ class LocalSandbox:
             await to_its_end(lambda: fill(cell))
             cell.refresh()
         except BaseException:
-            await _whole(cell.end())
+            await whole(cell.end())
             raise
         old, self._cell, self._index = self._cell, cell, Index()
         self._paused = False
         self._spawned.clear()
         if old is not None:
-            await _whole(old.end())
+            await whole(old.end())
 
     async def terminate(self) -> None:
         """End every process and with them every file; idempotent."""
         self._terminated = True
         if self._cell is not None:
-            await _whole(self._cell.end())
+            await whole(self._cell.end())
         async with self._turn, self._birth:
             if self._cell is not None:  # made while this call came in
-                await _whole(self._cell.end())
+                await whole(self._cell.end())
         self._provider.forget(self._id)
 
     def _process(self, name: str) -> LongLived:
@@ -445,7 +359,7 @@ class LocalSandbox:
             try:
                 await to_its_end(lambda: copy_tree(image.path, cell.work_fd, self._owner))
             except BaseException:
-                await _whole(cell.end())
+                await whole(cell.end())
                 raise
         return cell
 
@@ -453,10 +367,3 @@ class LocalSandbox:
         zygote = await self._provider.zygote()
         self._owner = None if zygote.single_uid else MODEL_UID
         return await zygote.make()
-
-
-async def _whole(work: Coroutine[Any, Any, None]) -> None:
-    """Await `work` to its end even when the caller is cancelled."""
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(work)
-        await asyncio.wait([asyncio.shield(task)])

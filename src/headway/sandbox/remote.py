@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from headway.core.errors import SandboxError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, SandboxStats
 from headway.sandbox import files, inside, tars
-from headway.sandbox.blocking import to_its_end
 from headway.sandbox.causes import exit_cause, signal_cause
 from headway.sandbox.layout import WORK
 from headway.sandbox.limited import WithoutSpawns
@@ -35,7 +34,7 @@ from headway.sandbox.sink import Sink
 from headway.sandbox.streams import Spool, once, packed, pieces, scratch, unpacked
 from headway.sandbox.tars import Allowance
 from headway.sandbox.wall import Wall
-from headway.sandbox.whole import whole
+from headway.sandbox.whole import to_its_end, whole
 
 if TYPE_CHECKING:
     from headway.sandbox.images import Image

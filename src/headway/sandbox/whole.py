@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -25,6 +25,11 @@ async def whole(work: Coroutine[Any, Any, T]) -> T:
     if failure is not None:
         raise failure
     return result[0]
+
+
+async def to_its_end(work: Callable[[], T]) -> T:
+    """Do blocking `work` in a thread, likewise to its end: nobody else may touch the files meanwhile."""
+    return await whole(asyncio.to_thread(work))
 
 
 async def _caught(work: Coroutine[Any, Any, T]) -> tuple[list[T], Exception | None]:
