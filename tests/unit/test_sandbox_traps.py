@@ -25,6 +25,7 @@ from headway.core.protocols import ExecLimits
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.sandbox.local import LocalProvider
 from headway.sandbox.settings import SandboxSettings
+from headway.sandbox.trees import set_mode
 from tests.contract.sandbox_contract import PYTHON, running
 
 PROVIDERS = {"bubblewrap": BubblewrapProvider, "local": LocalProvider}
@@ -299,3 +300,70 @@ def test_trap_10_a_killed_controller_leaves_nothing_of_fifty_sandboxes_with_daem
             process.send_signal(signal.SIGKILL)
         until(lambda: not running(marker), within_s=20)
     assert running(marker) == []
+
+
+@pytest.fixture
+async def contained(tmp_path):
+    """A sandbox of the local provider, which filters system calls and preloads Python."""
+    provider = made("local", tmp_path)
+    sandbox = await provider.create("trap", {"run": "r"})
+    yield sandbox
+    await sandbox.terminate()
+    provider.close()
+
+
+async def test_sockets_of_families_that_no_namespace_holds_are_refused(contained):
+    """AF_VSOCK reaches the hypervisor and, by its loopback, other sandboxes."""
+    tried = (
+        "import socket\n"
+        "for family in range(1, 46):\n"
+        "    for kind in (1, 2, 5):\n"
+        "        try: socket.socket(family, kind); print(family)\n"
+        "        except OSError: pass\n"
+    )
+    result = await contained.exec([*PYTHON, tried])
+    assert set(result.stdout.split()) <= {"1", "2", "10", "16"}
+
+
+SEARCH = """
+before, digits = b"tell", b"98765"  # never joined in here
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:
+    for line in maps:
+        place, mode = line.split()[:2]
+        first, last = (int(end, 16) for end in place.split("-"))
+        if "r" in mode and "[v" not in line:
+            memory.seek(first)
+            try:
+                found = memory.read(last - first)
+            except OSError:
+                continue
+            at = found.find(digits)
+            while at >= 0:
+                if found[at - 4 : at] == before:
+                    print(line)
+                at = found.find(digits, at + 1)
+"""
+
+
+async def test_a_snippet_cannot_read_what_an_earlier_one_was(contained):
+    """Both are forks of one interpreter, through whose memory their words went."""
+    long = "x = '" + "y" * 5000 + "tell98765'\n" + SEARCH
+    assert (await contained.exec([*PYTHON, long])).stdout  # the search finds its own
+    result = await contained.exec([*PYTHON, SEARCH])
+    assert (result.rc, result.stdout) == (0, "")
+
+
+async def test_the_mode_of_a_link_s_target_is_never_set(tmp_path):
+    """A program that runs meanwhile may put a link where a folder was."""
+    target, folder = tmp_path / "target", tmp_path / "work"
+    target.mkdir(mode=0o711)
+    folder.mkdir()
+    (folder / "link").symlink_to(target)
+    (folder / "real").mkdir()
+    here = os.open(folder, os.O_RDONLY)
+    try:
+        set_mode("link", 0o777, here)
+        set_mode("real", 0o700, here)
+    finally:
+        os.close(here)
+    assert (target.stat().st_mode & 0o777, (folder / "real").stat().st_mode & 0o777) == (0o711, 0o700)

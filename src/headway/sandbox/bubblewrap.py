@@ -37,7 +37,7 @@ from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.store import Index, Store
 from headway.sandbox.tars import Allowance, pack, unpack
 from headway.sandbox.trees import copy_tree
-from headway.sandbox.whole import to_its_end
+from headway.sandbox.whole import to_its_end, whole
 
 
 class BubblewrapProvider(RosterProvider["BubblewrapSandbox"]):
@@ -157,6 +157,7 @@ class BubblewrapSandbox:
         self._index = Index()
         self._turn = asyncio.Lock()
         self._pausing = asyncio.Lock()
+        self._stillness = asyncio.Lock()  # while it is held, no long-lived process begins
         self._terminated = False
         self._paused = False
         self._tree: Tree | None = None  # of the command that runs
@@ -208,18 +209,19 @@ class BubblewrapSandbox:
 
         It shares no /tmp, no processes and no network with the commands.
         """
-        known = self._spawned.get(name)
-        if known is not None and known.running:
-            raise SandboxError("a long-lived process needs a name that no running one has", value=name)
-        if known is not None:
-            await known.kill()
-        make, over_quota = await self._plan(argv, env, cwd, output_bytes)
-        self._spawned[name] = process = LongLived(make)
-        try:
-            await process.start(stdin, over_quota)
-        except BaseException:
-            self._spawned.pop(name)
-            raise
+        async with self._stillness:
+            known = self._spawned.get(name)
+            if known is not None and known.running:
+                raise SandboxError("a long-lived process needs a name that no running one has", value=name)
+            if known is not None:
+                await known.kill()
+            make, over_quota = await self._plan(argv, env, cwd, output_bytes)
+            self._spawned[name] = process = LongLived(make)
+            try:
+                await process.start(stdin, over_quota)
+            except BaseException:
+                self._spawned.pop(name)
+                raise
 
     async def poll(self, name: str) -> Polled:
         """Say how a long-lived process is, and what it wrote since the last poll."""
@@ -305,16 +307,17 @@ class BubblewrapSandbox:
     @contextlib.asynccontextmanager
     async def _still(self) -> AsyncGenerator[None]:
         """Let long-lived processes stand still, and nothing of an index be trusted that they may write to."""
-        if self._spawned:
-            self._index = Index()
-        still = not self._paused and any(process.running for process in self._spawned.values())
-        if still:
-            await self.pause()
-        try:
-            yield
-        finally:
-            if still and not self._terminated:
-                await self.resume()
+        async with self._stillness:
+            if self._spawned:
+                self._index = Index()
+            still = not self._paused and any(process.running for process in self._spawned.values())
+            try:
+                if still:
+                    await whole(self.pause())
+                yield
+            finally:
+                if still and not self._terminated:
+                    await whole(self.resume())
 
     async def _refill(self, fill: Callable[[Path], None]) -> None:
         """Put a folder that `fill` has filled in the place of the work folder, whole or not at all."""
@@ -362,20 +365,22 @@ class BubblewrapSandbox:
         limits = Allowance(settings.work_mb << 20, settings.max_files)
         async with self._turn:
             folder = await self._work()
-            self._index.changed = True
 
             def work() -> None:
                 held, num_files = files.usage(folder, limits.max_bytes, limits.max_files)
                 limits.max_bytes, limits.max_files = limits.max_bytes - held, limits.max_files - num_files
                 unpack(archive, folder, path, owner, limits)
 
-            await to_its_end(work)
+            async with self._still():
+                self._index.changed = True
+                await to_its_end(work)
 
     async def download(self, path: str, max_bytes: int = 64 << 20, max_files: int = 10_000) -> bytes:
         """Return a file or folder of /work as a tar archive; see `Sandbox`."""
         async with self._turn:
             folder = await self._work()
-            return await to_its_end(lambda: pack(folder, path, Allowance(max_bytes, max_files)))
+            async with self._still():
+                return await to_its_end(lambda: pack(folder, path, Allowance(max_bytes, max_files)))
 
     async def _plan(
         self, argv: Sequence[str], env: Mapping[str, str] | None, cwd: str, output_bytes: int

@@ -120,6 +120,7 @@ class LocalSandbox:
         self._turn = asyncio.Lock()  # of whoever uses the work folder
         self._birth = asyncio.Lock()
         self._asking = asyncio.Lock()
+        self._stillness = asyncio.Lock()  # while it is held, no long-lived process begins
         self._terminated = False
         self._paused = False
         self._command: Command | None = None
@@ -166,6 +167,18 @@ class LocalSandbox:
         output_bytes: int = 65536,
     ) -> None:
         """Start a long-lived process; see `Sandbox`. At most 32 run at once."""
+        async with self._stillness:
+            await self._spawn(name, argv, stdin, env or {}, cwd, output_bytes)
+
+    async def _spawn(
+        self,
+        name: str,
+        argv: Sequence[str],
+        stdin: bytes,
+        env: Mapping[str, str],
+        cwd: str,
+        output_bytes: int,
+    ) -> None:
         cell = await self._made()
         self._must_go_on()
         known = self._spawned.get(name)
@@ -176,7 +189,7 @@ class LocalSandbox:
         if free is None:
             raise SandboxError("a sandbox can run no more long-lived processes at once", value=MAX_SPAWNED)
         self._spawned[name] = process = LongLived(cell, free, output_bytes)
-        await process.start(argv, env or {}, stdin, cwd, self._provider.settings.start_timeout_s)
+        await process.start(argv, env, stdin, cwd, self._provider.settings.start_timeout_s)
 
     async def poll(self, name: str) -> Polled:
         """Say how a long-lived process is, and what it wrote since the last poll."""
@@ -192,8 +205,8 @@ class LocalSandbox:
             if self._paused:
                 return
             cell = await self._made()
+            self._paused = True  # before it is, so that whoever is cut off meanwhile can still resume
             await cell.ask(b"Z", self._provider.settings.start_timeout_s)
-            self._paused = True
             if self._command is not None:
                 self._command.wall.pause()
         if cell.groups:
@@ -255,16 +268,17 @@ class LocalSandbox:
     @contextlib.asynccontextmanager
     async def _still(self) -> AsyncGenerator[None]:
         """Let long-lived processes stand still, and nothing of an index be trusted that they may write to."""
-        if self._spawned:
-            self._index = Index()
-        still = not self._paused and any(process.number for process in self._spawned.values())
-        if still:
-            await self.pause()
-        try:
-            yield
-        finally:
-            if still and not self._terminated:
-                await self.resume()
+        async with self._stillness:
+            if self._spawned:
+                self._index = Index()
+            still = not self._paused and any(process.number for process in self._spawned.values())
+            try:
+                if still:
+                    await whole(self.pause())
+                yield
+            finally:
+                if still and not self._terminated:
+                    await whole(self.resume())
 
     async def put(self, store: Store, digest: str) -> None:
         """Hold what a snapshot does, and nothing else; a command that runs ends first."""
@@ -342,15 +356,17 @@ class LocalSandbox:
         limits = Allowance(settings.work_mb << 20, settings.max_files)
         async with self._turn:
             cell = await self._made()
-            self._index.changed = True
-            await to_its_end(lambda: unpack(archive, cell.work_fd, path, self._owner, limits))
+            async with self._still():
+                self._index.changed = True
+                await to_its_end(lambda: unpack(archive, cell.work_fd, path, self._owner, limits))
 
     async def download(self, path: str, max_bytes: int = 64 << 20, max_files: int = 10_000) -> bytes:
         """Return a file or folder of /work as a tar archive; see `Sandbox`."""
         async with self._turn:
             cell = await self._made()
             # On a tmpfs nothing has to be opened for root; through an overlay that would copy it up.
-            return await to_its_end(lambda: pack(cell.work_fd, path, Allowance(max_bytes, max_files)))
+            async with self._still():
+                return await to_its_end(lambda: pack(cell.work_fd, path, Allowance(max_bytes, max_files)))
 
     async def _begun(self) -> Cell:
         """Return new namespaces that begin with the image."""

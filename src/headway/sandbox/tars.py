@@ -18,7 +18,7 @@ from pathlib import Path
 
 from headway.core.errors import SandboxError
 from headway.sandbox.files import FOLDER, open_root, parts_of, remove_tree
-from headway.sandbox.trees import KEPT_MODE, PIECE_BYTES, Entry, opened, walk, write_all
+from headway.sandbox.trees import KEPT_MODE, PIECE_BYTES, Entry, opened, set_mode, walk, write_all
 
 _BLOCK = 512  # of a tar archive
 _MAX_DEPTH = 128  # each name is walked from the top
@@ -233,7 +233,7 @@ def _put(tar: tarfile.TarFile, member: tarfile.TarInfo, target: _Target, prefix:
         if target.owner is not None:
             os.chown(name, target.owner, target.owner, dir_fd=folder, follow_symlinks=False)
         if not member.issym():
-            os.chmod(name, member.mode & KEPT_MODE, dir_fd=folder)
+            set_mode(name, member.mode & KEPT_MODE, folder)
         os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=folder, follow_symlinks=False)
 
 

@@ -72,7 +72,7 @@ def walk(root: Path | int, *, overlay: bool = False, ours: bool = True) -> Itera
                 below, about = folders.pop()
                 yield Entry("folder", below, about, here)
                 if ours and about.st_mode & 0o500 != 0o500:
-                    os.chmod(below, stat.S_IMODE(about.st_mode) | 0o500, dir_fd=here)
+                    set_mode(below, stat.S_IMODE(about.st_mode) | 0o500, here)
                 path.append((name, info, folders))
                 name, info, here, entering = below, about, move(here, below), True
                 continue
@@ -83,9 +83,22 @@ def walk(root: Path | int, *, overlay: bool = False, ours: bool = True) -> Itera
             name, info, folders = path.pop()
             here, entering = move(here, ".."), False
             if ours and was.st_mode & 0o500 != 0o500:
-                os.chmod(ended, stat.S_IMODE(was.st_mode), dir_fd=here)
+                set_mode(ended, stat.S_IMODE(was.st_mode), here)
     finally:
         os.close(here)
+
+
+def set_mode(name: str, mode: int, folder: int) -> None:
+    """Set the mode of an entry of an open folder, never that of what a link in its place names."""
+    if not hasattr(os, "O_PATH"):
+        os.chmod(name, mode, dir_fd=folder, follow_symlinks=False)
+        return
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        if not stat.S_ISLNK(os.fstat(fd).st_mode):
+            os.chmod(f"/proc/self/fd/{fd}", mode)
+    finally:
+        os.close(fd)
 
 
 def _name(entry: os.DirEntry[str]) -> str:
@@ -115,7 +128,7 @@ def opened(entry: Entry) -> Generator[int]:
     info, folder, name = entry.info, entry.folder, entry.name
     closed = entry.ours and not info.st_mode & 0o400 and os.geteuid() != 0
     if closed:
-        os.chmod(name, stat.S_IMODE(info.st_mode) | 0o400, dir_fd=folder)
+        set_mode(name, stat.S_IMODE(info.st_mode) | 0o400, folder)
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         try:
@@ -124,7 +137,7 @@ def opened(entry: Entry) -> Generator[int]:
             os.close(fd)
     finally:
         if closed:
-            os.chmod(name, stat.S_IMODE(info.st_mode), dir_fd=folder)
+            set_mode(name, stat.S_IMODE(info.st_mode), folder)
 
 
 class Filler:

@@ -242,7 +242,7 @@ static const int refused[] = {
   (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 #define NUM_REFUSED (sizeof refused / sizeof *refused)
 
-enum verdict { REFUSE, NO_SUCH_CALL, LOOK_AT_CLONE, LOOK_AT_IOCTL, LOOK_AT_SECRET, NUM_VERDICTS };
+enum verdict { REFUSE, NO_SUCH_CALL, LOOK_AT_CLONE, LOOK_AT_IOCTL, LOOK_AT_SECRET, LOOK_AT_SOCKET, NUM_VERDICTS };
 struct rule {
   uint32_t number;
   enum verdict verdict;
@@ -272,7 +272,7 @@ static void add_rules(const struct rule *rules, int count) {
  * init, which has the filter too, so that programs inherit it. It lies in memory that no program can read, and
  * a program could not mount with it either, for it has no capabilities. */
 static void build_filter(uint64_t secret) {
-  static struct rule rules[NUM_REFUSED + 3];
+  static struct rule rules[NUM_REFUSED + 4];
   int count = 0, kept = 0;
   for (size_t i = 0; i < NUM_REFUSED; i++) {
     int mounts = secret && (refused[i] == SYS_mount || refused[i] == SYS_umount2);
@@ -281,6 +281,7 @@ static void build_filter(uint64_t secret) {
   rules[count++] = (struct rule){SYS_clone3, NO_SUCH_CALL};
   rules[count++] = (struct rule){SYS_clone, LOOK_AT_CLONE};
   rules[count++] = (struct rule){SYS_ioctl, LOOK_AT_IOCTL};
+  rules[count++] = (struct rule){SYS_socket, LOOK_AT_SOCKET};
   qsort(rules, count, sizeof *rules, by_number);
   for (int i = 0; i < count; i++)
     if (!kept || rules[kept - 1].number != rules[i].number) rules[kept++] = rules[i];
@@ -302,6 +303,7 @@ static void build_filter(uint64_t secret) {
   verdict_at[LOOK_AT_CLONE] = tail + 3;
   verdict_at[LOOK_AT_IOCTL] = tail + 7;
   verdict_at[LOOK_AT_SECRET] = tail + 12;
+  verdict_at[LOOK_AT_SOCKET] = tail + 18;
   add_rules(rules, kept);
   RETURN(SECCOMP_RET_ALLOW);
   RETURN(SECCOMP_RET_ERRNO | EPERM);
@@ -321,6 +323,14 @@ static void build_filter(uint64_t secret) {
   ADD(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[5]) + 4));
   ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)(secret >> 32), 1, 0));
   RETURN(SECCOMP_RET_ERRNO | EPERM);
+  RETURN(SECCOMP_RET_ALLOW);
+  /* Other families reach what no network namespace holds: AF_VSOCK the hypervisor and every other sandbox. */
+  LOAD(args[0]);
+  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 4, 0));
+  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_INET, 3, 0));
+  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6, 2, 0));
+  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK, 1, 0));
+  RETURN(SECCOMP_RET_ERRNO | EAFNOSUPPORT);
   RETURN(SECCOMP_RET_ALLOW);
   filter = (struct sock_fprog){code_at, code};
 #undef ADD
@@ -754,7 +764,8 @@ static void hear_nest(void) {
   if (size == sizeof said && said.kind == 's') {
     commands[0].began_us = now_us();
     unborn = 0;
-    if (kill_snippet) kill_all(SIGKILL);
+    if (kill_snippet && num_spawned) clear(0);
+    else if (kill_snippet) kill_all(SIGKILL);
     if (paused) kill_all(SIGSTOP);
     return;
   }
@@ -954,6 +965,7 @@ static void find_arguments(void) {
 /* In a child of the nest: enters a sandbox, whose namespaces are in `fds`, and becomes a program there. The
  * network comes first: it belongs to its maker's user namespace, not to the sandbox's. */
 static void enter(const int *fds, int num_fds, struct program *program) {
+  prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until the filter holds, nobody inside may trace it */
   for (int i = 11; i < num_fds; i++)
     if (write(fds[i], "0", 1) != 1) _exit(125);
   for (int i = 0; i < 6; i++)
@@ -1027,6 +1039,8 @@ int cell_nest(int requests) {
   memcpy(kept, message, size + 1);
   parse_config(kept, size, fds, num_fds);
   build_filter(0);
+  explicit_bzero(kept, size); /* a snippet may read all memory of its parent; numbers are all that it needs */
+  explicit_bzero(message, sizeof message);
   find_arguments();
   sigemptyset(&child_signal);
   sigaddset(&child_signal, SIGCHLD);
@@ -1056,6 +1070,7 @@ int cell_nest(int requests) {
       }
     }
     int why = errno;
+    explicit_bzero(message, size); /* the next snippet is no business of this one's */
     if (syscall(SYS_setns, home, CLONE_NEWPID)) _exit(78);
     if (pid > 0 && keep_child(pid, fds[7])) _exit(79);
     tell_init(fds[7], pid > 0 ? 's' : 'e', why, 0);
