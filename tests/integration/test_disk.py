@@ -124,6 +124,7 @@ def test_a_limit_on_file_sizes_is_refused_before_anything_begins(bench):
     assert "run.dir=DIRECTORY" in said
 
 
+@pytest.mark.slow
 def test_retention_and_prune_leave_what_a_resume_needs(bench):
     policy = [
         "stop.steps=40", "checkpoint.every_steps=10", "checkpoint.keep_every_steps=20", "checkpoint.keep=1",

@@ -60,6 +60,7 @@ def test_a_run_is_measured_as_it_measured_itself_last(trained):
     assert "is complete (evaluated" in again.out
 
 
+@pytest.mark.slow
 def test_an_exported_model_and_the_config_with_other_weights_say_the_same(trained):
     bench = trained
     ended = bench.headway("export", bench.run_dir, "model")

@@ -114,6 +114,7 @@ def test_a_real_run_is_reported_while_it_goes_on_and_after_it_was_killed(bench, 
     assert str(file) in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_scalars_are_written_while_a_run_goes_on_and_after_it_was_resumed(bench):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     assert bench.train("telemetry.tensorboard=true").code == 0
