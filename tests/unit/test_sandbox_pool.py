@@ -101,6 +101,7 @@ class Scripted:
     """A provider whose sandboxes are names; each start takes some turns of the loop, fails or is refused."""
 
     snapshots = True
+    spawns = pauses = False
 
     def __init__(self, most):
         self.most, self.live, self.starting = most, {}, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -28,3 +29,12 @@ def exit_cause(rc: int, stderr: str) -> Cause:
     if "No space left on device" in last or "File too large" in last:
         return "disk"
     return "exit"
+
+
+def status_cause(status: int, stderr: str) -> tuple[int | None, int | None, Cause]:
+    """Return exit code, signal and cause of a program that ended by itself, from its status of wait(2)."""
+    if os.WIFSIGNALED(status):
+        signum = os.WTERMSIG(status)
+        return None, signum, signal_cause(signum)
+    rc = os.WEXITSTATUS(status)
+    return rc, None, exit_cause(rc, stderr)

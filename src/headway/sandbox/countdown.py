@@ -14,6 +14,7 @@ class Countdown:
     def __init__(self, when_over: Callable[[], None]) -> None:
         self._when_over = when_over
         self._left_s = 0.0
+        self._ran_s = 0.0  # until it last began to run
         self._since: float | None = None  # when it last began to run
         self._handle: asyncio.TimerHandle | None = None
         self._paused = False
@@ -34,7 +35,9 @@ class Countdown:
             return
         self._paused, self._paused_at = True, stopwatch()
         if self._since is not None:
-            self._left_s -= stopwatch() - self._since
+            ran_s = stopwatch() - self._since
+            self._left_s -= ran_s
+            self._ran_s += ran_s
             self._since = None
         if self._handle is not None:
             self._handle.cancel()
@@ -54,6 +57,11 @@ class Countdown:
             self._handle.cancel()
         self._left_s = 0.0
         self._handle = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that it ran."""
+        return self._ran_s + (0.0 if self._since is None else stopwatch() - self._since)
 
     def _run(self) -> None:
         self._since = stopwatch()

@@ -22,7 +22,7 @@ from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, Usage
 from headway.sandbox import keeper
-from headway.sandbox.causes import exit_cause, signal_cause
+from headway.sandbox.causes import status_cause
 from headway.sandbox.collector import Collector
 
 _KEEPER = Path(keeper.__file__)
@@ -212,16 +212,9 @@ class _Kept:
 
     def result(self, ended_by: Cause, wall_s: float) -> ExecResult:
         """Say how the command ended; only an exit has an exit code."""
-        rc = signum = None
-        cause = ended_by
+        rc, signum, cause = None, None, ended_by
         if ended_by == "exit":
-            status = self._status or 0
-            if os.WIFSIGNALED(status):
-                signum = os.WTERMSIG(status)
-                cause = signal_cause(signum)
-            else:
-                rc = os.WEXITSTATUS(status)
-                cause = exit_cause(rc, self._err.text())
+            rc, signum, cause = status_cause(self._status or 0, self._err.text())
         return ExecResult(
             rc=rc,
             signal=signum,

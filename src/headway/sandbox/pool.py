@@ -73,8 +73,8 @@ class PooledProvider:
     ) -> None:
         self.inner = inner
         self.snapshots = inner.snapshots
-        self.spawns: bool = getattr(inner, "spawns", False)
-        self.pauses: bool = getattr(inner, "pauses", False)
+        self.spawns: bool = inner.spawns
+        self.pauses: bool = inner.pauses
         self._max_live = max_live
         self._run_id = run_id
         self._out: dict[str, PooledSandbox | None] = {}  # None while it is being made

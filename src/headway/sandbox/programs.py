@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, Polled, Usage
-from headway.sandbox.causes import exit_cause, signal_cause
+from headway.sandbox.causes import status_cause
 from headway.sandbox.collector import Collector
 from headway.sandbox.countdown import Countdown
 from headway.sandbox.layout import SANDBOX_ENV, SHIM, interpreter
@@ -320,14 +320,10 @@ def words(env: Mapping[str, str]) -> list[str]:
 
 def verdict(ending: Ending, stderr: str, cell: Cell | None) -> tuple[int | None, int | None, Cause]:
     """Return exit code, signal and cause of a program that ended by itself."""
-    if os.WIFSIGNALED(ending.status):
-        signum = os.WTERMSIG(ending.status)
-        return None, signum, signal_cause(signum)
-    rc = os.WEXITSTATUS(ending.status)
-    cause = exit_cause(rc, stderr)
-    if cause == "disk" and cell is not None and os.fstatvfs(cell.work_fd).f_ffree == 0:
+    rc, signum, cause = status_cause(ending.status, stderr)
+    if rc is not None and cause == "disk" and cell is not None and os.fstatvfs(cell.work_fd).f_ffree == 0:
         cause = "inodes"
-    return rc, None, cause
+    return rc, signum, cause
 
 
 def is_snippet(argv: Sequence[str], env: Mapping[str, str]) -> bool:

@@ -27,13 +27,13 @@ from headway.core.errors import SandboxError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, SandboxStats
 from headway.sandbox import files, inside, tars
 from headway.sandbox.causes import exit_cause, signal_cause
+from headway.sandbox.countdown import Countdown
 from headway.sandbox.layout import WORK
 from headway.sandbox.limited import WithoutSpawns
 from headway.sandbox.machine import ENVIRONMENT, TEMPORARY, Machine, Output, program
 from headway.sandbox.sink import Sink
 from headway.sandbox.streams import Spool, once, packed, pieces, scratch, unpacked
 from headway.sandbox.tars import Allowance
-from headway.sandbox.wall import Wall
 from headway.sandbox.whole import to_its_end, whole
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class RemoteSandbox(WithoutSpawns):
         self._turn = asyncio.Lock()
         self._pausing = asyncio.Lock()
         self._paused = False
-        self._wall: Wall | None = None  # of the command that runs
+        self._wall: Countdown | None = None  # of the command that runs
         self._made = self._lost = self._terminated = False
         self._events: Mapping[str, int] = {}
         self._running: asyncio.Future[Cause] | None = None
@@ -143,7 +143,7 @@ class RemoteSandbox(WithoutSpawns):
                 await self.machine.hold(still=True)
             self._paused = True
             if self._wall is not None:
-                self._wall.stop()
+                self._wall.pause()
 
     async def resume(self) -> None:
         """Go on; idempotent. Raises SandboxError when the machine was lost meanwhile."""
@@ -158,7 +158,7 @@ class RemoteSandbox(WithoutSpawns):
                 await self.machine.hold(still=False)
             self._paused = False
             if self._wall is not None:
-                self._wall.go()
+                self._wall.resume()
 
     async def stats(self) -> SandboxStats:
         """Return zeros: this provider does not ask its machines."""
@@ -328,13 +328,14 @@ class RemoteSandbox(WithoutSpawns):
                 running = group.create_task(call())
                 try:
                     failure = await self._start_failure(out, err, running)
-                    wall = self._wall = Wall(limits.wall_s, lambda: settle("wall"))
+                    wall = self._wall = Countdown(lambda: settle("wall"))
+                    wall.start(limits.wall_s)
                     if self._paused:
-                        wall.stop()
+                        wall.pause()
                     try:
                         ended_by = await over if failure is None else "killed"
                     finally:
-                        wall.stop()
+                        wall.pause()
                         self._wall = None
                 finally:
                     running.cancel()

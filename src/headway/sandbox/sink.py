@@ -30,13 +30,18 @@ class Sink:
             del self._data[: len(self._first_line)]
             self._total -= len(self._first_line)
             self._first_line = b""
-        if self._total > self._limit * _FLOOD_FACTOR and self._on_flood is not None:
+        if self.flooded and self._on_flood is not None:
             self._on_flood()
 
     def close(self) -> None:
         """Nothing more comes; idempotent."""
         if not self.ready.done():
             self.ready.set_result(False)
+
+    @property
+    def flooded(self) -> bool:
+        """Whether so much came that the program should end."""
+        return self._total > self._limit * _FLOOD_FACTOR
 
     @property
     def truncated(self) -> bool:

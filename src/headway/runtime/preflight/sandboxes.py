@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _SLOW_S = 1.0  # to a first output: it is felt in every rollout
 _WRONG_CLOCK_S = 1.0
 _RUNS_NAMED = 3
-_IMAGES_OF_FILES: tuple[str, ...] = ("bubblewrap", "local", "unsafe-local")
+_IMAGES_OF_FILES = ("bubblewrap", "local", "unsafe-local")
 _UNUSED = "no environment of this run uses one"
 
 
@@ -90,11 +90,11 @@ class _Tried:
 def image(subject: Subject) -> Iterator[Finding]:
     """What every sandbox begins with is there; the check that makes one builds it."""
     settings = subject.config.sandbox
-    provider: str = settings.provider
+    provider = settings.provider
     if not uses_sandbox(subject.config):
         yield ok(_UNUSED)
     elif provider not in _IMAGES_OF_FILES:
-        named: str = getattr(settings, "container_image", "") or "none"
+        named = settings.container_image or "none"
         yield ok(f"{named}, which {provider} looks for itself")
     elif not settings.image:
         yield ok("none: a sandbox begins with an empty folder")
