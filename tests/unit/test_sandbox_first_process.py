@@ -1,4 +1,6 @@
-"""What programs try on the first process of a local sandbox, its watch over memory and its maker of snippets."""
+"""What programs try on a sandbox's first process, its watch over memory and its maker of snippets."""
+
+# ruff: noqa: ASYNC110, ASYNC240 - other processes are watched by looking again
 
 import asyncio
 import os
