@@ -680,8 +680,8 @@ static void clear(int number) {
   /* Until it executes, it shows in /proc to nobody in here. */
   if (commands[number].alive && commands[number].pid > 0) kill(commands[number].pid, SIGKILL);
   if (!num_spawned) {
-    kill_all(SIGKILL);
-    while (reap() != -1) { /* until nobody is left */
+    while (reap() != -1) { /* until nobody is left; mostly nobody was, and a signal to all looks at the whole host */
+      kill_all(SIGKILL);
       struct timespec moment = {0, 200000};
       nanosleep(&moment, 0);
     }
