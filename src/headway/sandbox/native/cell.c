@@ -960,6 +960,7 @@ static void init_loop(void) {
   if (signals < 0 || null < 0 || loads < 0) die("the first process's descriptors");
   if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filters[no_sysv])) die("the system-call filter");
   filtered = 1;
+  answer('R'); /* a command would run at once */
   struct signalfd_siginfo ignored;
   uint64_t watch_us = 0; /* when to look at the memory next, however busy it is until then */
   int told = 1;          /* whether the controller knows that the command has started */
@@ -1045,7 +1046,6 @@ static void become_init(int socket, int mapped) {
   if (put_tmpfs("/dev/shm", 1 << 20, "1777")) die("/dev/shm");
   for (int cap = 0; cap < 64; cap++)
     if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) && errno == EINVAL) break;
-  if (send_message(control, "R", 1, 0, 0)) _exit(0);
 }
 
 /* ------------------------------------------------------------------------------------------------ nest */
