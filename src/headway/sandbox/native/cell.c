@@ -897,8 +897,14 @@ static void tell_stats(void) {
   char text[1024];
   unsigned long long ticks = 0;
   stats.memory_kb = sum_kb("status", "RssAnon:", "RssShmem:");
-  stats.num_processes = list_processes(seen);
-  for (uint32_t i = 0; i < stats.num_processes; i++) {
+  int count = list_processes(seen), hidden = 0; /* the latter have not executed yet */
+  for (int number = 0; number <= MAX_SPAWNED; number++) {
+    int at = commands[number].alive && commands[number].pid > 0 ? 0 : count + 1;
+    while (at < count && seen[at] != commands[number].pid) at++;
+    hidden += at == count;
+  }
+  stats.num_processes = count + hidden;
+  for (int i = 0; i < count; i++) {
     char *at = stat_fields(seen[i], text, sizeof text);
     for (int field = 3; at && field < 14; field++) at = (at = strchr(at, ' ')) ? at + 1 : 0;
     for (int field = 0; at && field < 4; field++) ticks += strtoull(at, &at, 10);
