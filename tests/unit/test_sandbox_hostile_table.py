@@ -46,7 +46,7 @@ def refused(name, work):
         work()
         print(name, "ok")
     except OSError as error:
-        print(name, "refused" if error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM) else error)
+        print(name, "refused" if error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS) else error)
 """
 
 # name: (program, cause, rc, stdout)

@@ -19,14 +19,15 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 from headway.core.errors import SandboxError, SandboxUnavailableError
-from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee, Polled, SandboxStats
+from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee, SandboxStats
 from headway.sandbox import files
+from headway.sandbox.hosted import Host, HostedSandbox
 from headway.sandbox.images import Image, image_of
 from headway.sandbox.layout import SANDBOX_ENV, VIEW_TOOLS, Layout, find_bwrap
 from headway.sandbox.members import members
@@ -34,10 +35,6 @@ from headway.sandbox.preflight import guarantees, unavailable
 from headway.sandbox.process import Limits, LongLived, Tree, run_contained
 from headway.sandbox.roster import RosterProvider
 from headway.sandbox.settings import SandboxSettings
-from headway.sandbox.store import Index, Store
-from headway.sandbox.tars import Allowance, pack, unpack
-from headway.sandbox.trees import copy_tree
-from headway.sandbox.whole import to_its_end, whole
 
 
 class BubblewrapProvider(RosterProvider["BubblewrapSandbox"]):
@@ -145,28 +142,13 @@ class BubblewrapProvider(RosterProvider["BubblewrapSandbox"]):
         return self._settings
 
 
-class BubblewrapSandbox:
+class BubblewrapSandbox(HostedSandbox):
     """One work folder and the commands that run over it, one at a time."""
 
-    def __init__(self, sandbox_id: str, labels: Mapping[str, str], provider: BubblewrapProvider) -> None:
-        self._id = sandbox_id
-        self.labels = dict(labels)
-        self._provider = provider
-        self._folder: Path | None = None
-        self._inode = 0  # of the folder, which somebody might replace
-        self._index = Index()
-        self._turn = asyncio.Lock()
+    def __init__(self, sandbox_id: str, labels: Mapping[str, str], provider: Host) -> None:
+        super().__init__(sandbox_id, labels, provider)
         self._pausing = asyncio.Lock()
-        self._stillness = asyncio.Lock()  # while it is held, no long-lived process begins
-        self._terminated = False
-        self._paused = False
         self._tree: Tree | None = None  # of the command that runs
-        self._spawned: dict[str, LongLived] = {}
-
-    @property
-    def id(self) -> str:
-        """The id that was chosen before creation."""
-        return self._id
 
     async def exec(
         self,
@@ -209,27 +191,12 @@ class BubblewrapSandbox:
 
         It shares no /tmp, no processes and no network with the commands.
         """
-        async with self._stillness:
-            known = self._spawned.get(name)
-            if known is not None and known.running:
-                raise SandboxError("a long-lived process needs a name that no running one has", value=name)
-            if known is not None:
-                await known.kill()
-            make, over_quota = await self._plan(argv, env, cwd, output_bytes)
-            self._spawned[name] = process = LongLived(make)
-            try:
-                await process.start(stdin, over_quota)
-            except BaseException:
-                self._spawned.pop(name)
-                raise
 
-    async def poll(self, name: str) -> Polled:
-        """Say how a long-lived process is, and what it wrote since the last poll."""
-        return await self._process(name).poll()
+        async def make() -> LongLived:
+            tree, over_quota = await self._plan(argv, env, cwd, output_bytes)
+            return LongLived(tree, stdin, over_quota)
 
-    async def kill(self, name: str) -> None:
-        """End a long-lived process and what it started; idempotent."""
-        await self._process(name).kill()
+        await self._begin(name, make)
 
     async def pause(self) -> None:
         """Stop every process; idempotent. Memory stays with them."""
@@ -262,126 +229,6 @@ class BubblewrapSandbox:
             num_processes=len(alive),
         )
 
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file below /work."""
-        async with self._turn:
-            self._index.changed = True
-            files.write_file(await self._work(), path, data, self._provider.layout().owner)
-
-    async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
-        """Return at most the first `max_bytes` of a file below /work; links are never followed."""
-        async with self._turn:
-            return files.read_file(await self._work(), path, max_bytes)
-
-    async def intact(self) -> bool:
-        """Say whether the work folder is there, or was never made."""
-        if self._folder is None:
-            return not self._terminated
-        try:
-            return self._folder.lstat().st_ino == self._inode
-        except OSError:
-            return False
-
-    async def take(self, store: Store, labels: Mapping[str, str]) -> str:
-        """Store what is in the work folder; a command that runs ends first."""
-        async with self._turn:
-            folder = await self._whole_work()
-            async with self._still():
-                return await to_its_end(lambda: store.take(folder, labels, self._index))
-
-    async def put(self, store: Store, digest: str) -> None:
-        """Hold what a snapshot does, and nothing else; a command that runs ends first."""
-        owner = self._provider.layout().owner
-        async with self._turn:
-            await self._refill(lambda draft: store.put(digest, draft, owner))
-            self._paused = False
-
-    async def copy_to(self, other: BubblewrapSandbox) -> None:
-        """Give a new sandbox a copy of the work folder; a command that runs ends first."""
-        owner = self._provider.layout().owner
-        async with self._turn, other._turn:
-            folder = await self._whole_work()
-            async with self._still():
-                await other._refill(lambda draft: copy_tree(folder, draft, owner))
-
-    @contextlib.asynccontextmanager
-    async def _still(self) -> AsyncGenerator[None]:
-        """Let long-lived processes stand still, and nothing of an index be trusted that they may write to."""
-        async with self._stillness:
-            if self._spawned:
-                self._index = Index()
-            still = not self._paused and any(process.running for process in self._spawned.values())
-            try:
-                if still:
-                    await whole(self.pause())
-                yield
-            finally:
-                if still and not self._terminated:
-                    await whole(self.resume())
-
-    async def _refill(self, fill: Callable[[Path], None]) -> None:
-        """Put a folder that `fill` has filled in the place of the work folder, whole or not at all."""
-        folder = self._place()
-        for process in self._spawned.values():
-            await process.kill()
-        self._spawned.clear()
-        # Names that no quoted id has; `reap` finds what a killed process left of them.
-        draft, old = (folder.with_name(f"{folder.name}%{what}") for what in ("draft", "old"))
-
-        def work() -> None:
-            try:
-                for path in (draft, old):
-                    files.remove_tree(path)
-                draft.mkdir(mode=0o700, parents=True)
-                fill(draft)
-                if self._folder is not None:
-                    folder.rename(old)
-                draft.rename(folder)
-                self._folder, self._inode, self._index = folder, folder.lstat().st_ino, Index()
-            except OSError as error:
-                raise SandboxError(f"a work folder cannot be made: {error}", value=str(folder)) from error
-            finally:
-                for path in (draft, old):
-                    files.remove_tree(path)
-
-        await to_its_end(work)
-
-    async def terminate(self) -> None:
-        """End the running command within a tenth of a second and remove the files; idempotent."""
-        self._terminated = True
-        async with self._turn:
-            for process in self._spawned.values():
-                await process.kill()
-            if self._folder is not None:
-                await asyncio.to_thread(files.remove_tree, self._folder)
-                with contextlib.suppress(OSError):  # the run's other sandboxes are still in it
-                    self._folder.parent.rmdir()
-                self._folder = None
-        self._provider.forget(self._id)
-
-    async def upload(self, path: str, archive: bytes) -> None:
-        """Put what a tar archive holds below a folder of /work; see `Sandbox`."""
-        settings, owner = self._provider.settings, self._provider.layout().owner
-        limits = Allowance(settings.work_mb << 20, settings.max_files)
-        async with self._turn:
-            folder = await self._work()
-
-            def work() -> None:
-                held, num_files = files.usage(folder, limits.max_bytes, limits.max_files)
-                limits.max_bytes, limits.max_files = limits.max_bytes - held, limits.max_files - num_files
-                unpack(archive, folder, path, owner, limits)
-
-            async with self._still():
-                self._index.changed = True
-                await to_its_end(work)
-
-    async def download(self, path: str, max_bytes: int = 64 << 20, max_files: int = 10_000) -> bytes:
-        """Return a file or folder of /work as a tar archive; see `Sandbox`."""
-        async with self._turn:
-            folder = await self._work()
-            async with self._still():
-                return await to_its_end(lambda: pack(folder, path, Allowance(max_bytes, max_files)))
-
     async def _plan(
         self, argv: Sequence[str], env: Mapping[str, str] | None, cwd: str, output_bytes: int
     ) -> tuple[Callable[[contextlib.AsyncExitStack], Tree], Callable[[], Cause | None]]:
@@ -389,7 +236,7 @@ class BubblewrapSandbox:
         if self._paused:
             raise SandboxError("a paused sandbox runs nothing until it is resumed", value=self._id)
         folder, layout = await self._work(), self._provider.layout()
-        self._index.changed = True
+        self._index.programs_run()
         limits = Limits(output_bytes, self._provider.settings.start_timeout_s)
 
         def command(info_fd: int, life_fd: int) -> list[str]:
@@ -404,53 +251,3 @@ class BubblewrapSandbox:
         """Return the process trees that run."""
         own = [] if self._tree is None else [self._tree]
         return own + [process.tree for process in self._spawned.values() if process.running]
-
-    def _process(self, name: str) -> LongLived:
-        if name not in self._spawned:
-            raise SandboxError("a long-lived process must have been spawned", value=name)
-        return self._spawned[name]
-
-    async def _work(self) -> Path:
-        """Return the work folder, made at first use."""
-        image = await self._provider.image()
-        if self._folder is None and image is not None and image.kind == "work":
-            owner = self._provider.layout().owner
-            await self._refill(lambda draft: copy_tree(image.path, draft, owner))
-            assert self._folder is not None
-        elif self._folder is None:
-            folder = self._place()
-            owner = self._provider.layout().owner
-            try:
-                folder.mkdir(mode=0o700, parents=True)
-                if owner is not None:
-                    os.chown(folder, owner, owner)
-                self._inode = folder.lstat().st_ino
-            except OSError as error:
-                raise SandboxError(f"a work folder cannot be made: {error}", value=str(folder)) from error
-            self._folder = folder
-        elif self._terminated:
-            raise SandboxError("a terminated sandbox cannot be used", value=self._id)
-        return self._folder
-
-    async def _whole_work(self) -> Path:
-        """Return the work folder, and make sure that it is the one that was made."""
-        folder = await self._work()
-        if not await self.intact():
-            raise SandboxError("what was done in the sandbox is gone", value=self._id)
-        return folder
-
-    def _place(self) -> Path:
-        """Return where the work folder is to be."""
-        if self._terminated:
-            raise SandboxError("a terminated sandbox cannot be used", value=self._id)
-        return self._provider.place(self._id, self.labels)
-
-    def _over_quota(self, folder: Path) -> Cause | None:
-        if self._terminated:
-            return "killed"
-        settings = self._provider.settings
-        max_bytes = settings.work_mb << 20
-        num_bytes, num_files = files.usage(folder, max_bytes, settings.max_files)
-        if num_bytes > max_bytes:
-            return "disk"
-        return "inodes" if num_files > settings.max_files else None

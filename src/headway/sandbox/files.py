@@ -7,6 +7,7 @@ and nothing recurses. The caller makes sure that no program runs meanwhile.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Generator
@@ -25,23 +26,39 @@ def open_root(root: Path | int) -> int:
 
 
 def write_file(root: Path | int, path: str, data: bytes, owner: int | None) -> None:
-    """Write a regular file below `root`, making folders; `owner` is a uid, None for the caller's."""
+    """Write a regular file below `root`, making folders; `owner` is a uid, None for the caller's.
+
+    Raises SandboxError when it cannot be written; a part of it may be there then.
+    """
+    try:
+        view = memoryview(data).cast("B")
+    except TypeError as error:
+        raise SandboxError(f"what is written to a sandbox must be bytes: {error}", value=path) from error
     with _parent(root, path, owner) as (folder, name):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with _regular(folder, name, flags, path) as fd:
-            if owner is not None:
-                os.fchown(fd, owner, owner)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
+            try:
+                if owner is not None:
+                    os.fchown(fd, owner, owner)
+                while view:
+                    view = view[os.write(fd, view) :]
+            except OSError as error:
+                raise refused("a sandbox file could not be written", path, error) from error
 
 
 def read_file(root: Path | int, path: str, max_bytes: int) -> bytes:
-    """Return at most the first `max_bytes` bytes of a regular file below `root`."""
+    """Return at most the first `max_bytes` bytes of a regular file below `root`.
+
+    Raises SandboxError when it cannot be read.
+    """
     with _parent(root, path, None, make=False) as (folder, name):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with _regular(folder, name, flags, path) as fd, os.fdopen(os.dup(fd), "rb") as file:
-            return file.read(max_bytes)
+        with _regular(folder, name, flags, path) as fd:
+            try:
+                with os.fdopen(os.dup(fd), "rb") as file:
+                    return file.read(max_bytes)
+            except OSError as error:
+                raise refused("a sandbox file could not be read", path, error) from error
 
 
 def parts_of(path: str, *, whole: bool = False) -> list[str]:
@@ -53,6 +70,10 @@ def parts_of(path: str, *, whole: bool = False) -> list[str]:
     parts = [part for part in inside.split("/") if part not in ("", ".")]
     if inside.startswith("/") or not (parts or whole) or ".." in parts or "\0" in path:
         raise SandboxError(f"a sandbox path must lie below {WORK}", value=path)
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise SandboxError("a sandbox path must be text that can be encoded", value=repr(path)) from error
     return parts
 
 
@@ -66,7 +87,7 @@ def _parent(
         try:
             at = open_root(root)
         except OSError as error:
-            raise _refused(path, error) from None
+            raise refused(_NOT_OPENED, path, error) from None
         stack.callback(os.close, at)
         for folder in folders:
             try:
@@ -76,7 +97,7 @@ def _parent(
                         os.chown(folder, owner, owner, dir_fd=at, follow_symlinks=False)
                 at = os.open(folder, FOLDER, dir_fd=at)
             except OSError as error:
-                raise _refused(path, error) from None
+                raise refused(_NOT_OPENED, path, error) from None
             stack.callback(os.close, at)
         yield at, name
 
@@ -94,7 +115,7 @@ def _regular(folder: int, name: str, flags: int, path: str) -> Generator[int]:
     try:
         fd = os.open(name, flags, 0o644, dir_fd=folder)
     except OSError as error:
-        raise _refused(path, error) from None
+        raise refused(_NOT_OPENED, path, error) from None
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise SandboxError("only regular files pass between sandbox and host", value=path)
@@ -103,8 +124,20 @@ def _regular(folder: int, name: str, flags: int, path: str) -> Generator[int]:
         os.close(fd)
 
 
-def _refused(path: str, error: OSError) -> SandboxError:
-    return SandboxError(f"a sandbox file could not be opened: {error.strerror}", value=path)
+_NOT_OPENED = "a sandbox file could not be opened"
+_REMEDIES = {
+    errno.ENOSPC: "The work folder is full: write less, or raise sandbox.work_mb and sandbox.max_files",
+    errno.EFBIG: "A file must fit into the work folder: write less, or raise sandbox.work_mb",
+    errno.EMFILE: "This process has too many open files: raise `ulimit -n`, or lower sandbox.max_live",
+    errno.ENAMETOOLONG: "A name must not exceed 255 bytes",
+}
+
+
+def refused(what: str, path: str | None, error: OSError) -> SandboxError:
+    """Return the error for what the kernel refused to do with a path of a sandbox, with a remedy."""
+    return SandboxError(
+        f"{what}: {error.strerror or error}", value=path, remedy=_REMEDIES.get(error.errno or 0, "")
+    )
 
 
 def usage(root: Path, max_bytes: int, max_files: int) -> tuple[int, int]:

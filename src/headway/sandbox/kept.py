@@ -24,9 +24,9 @@ from headway.core.protocols import Cause, ExecLimits, ExecResult, Usage
 from headway.sandbox import keeper
 from headway.sandbox.causes import status_cause
 from headway.sandbox.collector import Collector
+from headway.sandbox.looks import Looks
 
 _KEEPER = Path(keeper.__file__)
-_LOOK_S = 0.1  # between two looks at the work folder
 _GONE_S = 5.0  # for killed processes to be gone
 _DRAIN_S = 1.0  # for what they wrote before
 
@@ -166,15 +166,7 @@ class _Kept:
         loop = self._loop
         transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, self._process.stdin)
         self._stack.callback(lambda: transport.get_write_buffer_size() and transport.abort())
-
-        def look() -> None:
-            nonlocal timer
-            cause = over_quota()
-            if cause is not None:
-                self._settle(cause)
-            timer = loop.call_later(_LOOK_S, look)
-
-        timer = loop.call_later(_LOOK_S, look)
+        looks = Looks(over_quota, self._settle)
         wall = loop.call_later(wall_s, self._settle, "wall")
         try:
             if stdin:
@@ -183,7 +175,7 @@ class _Kept:
             return await self._over
         finally:
             wall.cancel()
-            timer.cancel()
+            looks.cancel()
 
     async def end(self) -> None:
         """Have everything killed that is left, and wait until it is gone."""

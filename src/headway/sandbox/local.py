@@ -13,24 +13,25 @@ sockets that it holds (zygote.py). So `reap` finds only this process's own.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from headway.core.errors import SandboxError, SandboxUnavailableError
-from headway.core.protocols import ExecLimits, ExecResult, Guarantee, Polled, SandboxStats
+from headway.core.protocols import ExecLimits, ExecResult, Guarantee, SandboxStats
 from headway.sandbox import files
+from headway.sandbox.cell import MAX_SPAWNED, Cell, Program, unpack_stats
 from headway.sandbox.images import Image, image_of
 from headway.sandbox.memory import give_back
 from headway.sandbox.preflight import local_guarantees, unavailable
 from headway.sandbox.programs import Command, LongLived
 from headway.sandbox.roster import RosterProvider
 from headway.sandbox.settings import SandboxSettings
+from headway.sandbox.spawning import SpawningSandbox
 from headway.sandbox.store import Index, Store
 from headway.sandbox.tars import Allowance, pack, unpack
 from headway.sandbox.trees import copy_tree
 from headway.sandbox.whole import to_its_end, whole
-from headway.sandbox.zygote import MAX_SPAWNED, MODEL_UID, Cell, Zygote, unpack_stats
+from headway.sandbox.zygote import MODEL_UID, Zygote
 
 
 class LocalProvider(RosterProvider["LocalSandbox"]):
@@ -107,24 +108,20 @@ class LocalProvider(RosterProvider["LocalSandbox"]):
         return self._image
 
 
-class LocalSandbox:
+class LocalSandbox(SpawningSandbox[LongLived]):
     """One set of namespaces and the programs in it: commands one at a time, long-lived ones beside."""
 
     def __init__(self, sandbox_id: str, labels: Mapping[str, str], provider: LocalProvider) -> None:
+        super().__init__()
         self._id = sandbox_id
         self.labels = dict(labels)
         self._provider = provider
         self._cell: Cell | None = None
         self._owner: int | None = None
-        self._index = Index()
         self._turn = asyncio.Lock()  # of whoever uses the work folder
         self._birth = asyncio.Lock()
-        self._asking = asyncio.Lock()
-        self._stillness = asyncio.Lock()  # while it is held, no long-lived process begins
-        self._terminated = False
-        self._paused = False
+        self._asking = asyncio.Lock()  # of whoever asks the first process
         self._command: Command | None = None
-        self._spawned: dict[str, LongLived] = {}
 
     @property
     def id(self) -> str:
@@ -142,17 +139,17 @@ class LocalSandbox:
     ) -> ExecResult:
         """Run a command over the work folder; every process that it started ends with it.
 
-        Allowance that are not given come from the settings. Raises SandboxError when it could not start.
+        Limits that are not given come from the settings. Raises SandboxError when it could not start.
         """
         settings = self._provider.settings
         async with self._turn:
             cell = await self._made()
             self._must_go_on()
-            self._index.changed = True
+            self._index.programs_run()
             wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
             self._command = Command(cell, settings, lambda: self._terminated)
             try:
-                return await self._command.run(argv, env or {}, stdin, cwd, wanted)
+                return await self._command.run(Program(argv, env or {}, stdin, cwd), wanted)
             finally:
                 self._command = None
 
@@ -167,37 +164,20 @@ class LocalSandbox:
         output_bytes: int = 65536,
     ) -> None:
         """Start a long-lived process; see `Sandbox`. At most 32 run at once."""
-        async with self._stillness:
-            await self._spawn(name, argv, stdin, env or {}, cwd, output_bytes)
 
-    async def _spawn(
-        self,
-        name: str,
-        argv: Sequence[str],
-        stdin: bytes,
-        env: Mapping[str, str],
-        cwd: str,
-        output_bytes: int,
-    ) -> None:
-        cell = await self._made()
-        self._must_go_on()
-        known = self._spawned.get(name)
-        if known is not None and known.number is not None:
-            raise SandboxError("a long-lived process needs a name that no running one has", value=name)
-        taken = {process.number for process in self._spawned.values()}
-        free = next((number for number in range(1, MAX_SPAWNED + 1) if number not in taken), None)
-        if free is None:
-            raise SandboxError("a sandbox can run no more long-lived processes at once", value=MAX_SPAWNED)
-        self._spawned[name] = process = LongLived(cell, free, output_bytes)
-        await process.start(argv, env, stdin, cwd, self._provider.settings.start_timeout_s)
+        async def make() -> LongLived:
+            cell = await self._made()
+            self._must_go_on()
+            taken = {process.number for process in self._spawned.values()}
+            free = next((number for number in range(1, MAX_SPAWNED + 1) if number not in taken), None)
+            if free is None:
+                raise SandboxError(
+                    "a sandbox can run no more long-lived processes at once", value=MAX_SPAWNED
+                )
+            program = Program(argv, env or {}, stdin, cwd)
+            return LongLived(cell, free, program, output_bytes, self._provider.settings.start_timeout_s)
 
-    async def poll(self, name: str) -> Polled:
-        """Say how a long-lived process is, and what it wrote since the last poll."""
-        return self._process(name).poll()
-
-    async def kill(self, name: str) -> None:
-        """End a long-lived process and what it started; idempotent."""
-        await self._process(name).kill()
+        await self._begin(name, make)
 
     async def pause(self) -> None:
         """Stop every process; idempotent. Memory is given back as far as memory.py says."""
@@ -265,21 +245,6 @@ class LocalSandbox:
             async with self._still():
                 return await to_its_end(lambda: store.take(cell.state_fd, labels, self._index, base))
 
-    @contextlib.asynccontextmanager
-    async def _still(self) -> AsyncGenerator[None]:
-        """Let long-lived processes stand still, and nothing of an index be trusted that they may write to."""
-        async with self._stillness:
-            if self._spawned:
-                self._index = Index()
-            still = not self._paused and any(process.number for process in self._spawned.values())
-            try:
-                if still:
-                    await whole(self.pause())
-                yield
-            finally:
-                if still and not self._terminated:
-                    await whole(self.resume())
-
     async def put(self, store: Store, digest: str) -> None:
         """Hold what a snapshot does, and nothing else; a command that runs ends first."""
         async with self._turn:
@@ -304,28 +269,35 @@ class LocalSandbox:
             await to_its_end(lambda: fill(cell))
             cell.refresh()
         except BaseException:
-            await whole(cell.end())
+            await whole(_let_go(cell))
             raise
         old, self._cell, self._index = self._cell, cell, Index()
         self._paused = False
         self._spawned.clear()
         if old is not None:
-            await whole(old.end())
+            await whole(self._part_with(old))
 
     async def terminate(self) -> None:
         """End every process and with them every file; idempotent."""
         self._terminated = True
-        if self._cell is not None:
-            await whole(self._cell.end())
-        async with self._turn, self._birth:
-            if self._cell is not None:  # made while this call came in
-                await whole(self._cell.end())
-        self._provider.forget(self._id)
+        await whole(self._end())
 
-    def _process(self, name: str) -> LongLived:
-        if name not in self._spawned:
-            raise SandboxError("a long-lived process must have been spawned", value=name)
-        return self._spawned[name]
+    async def _end(self) -> None:
+        try:
+            if self._cell is not None:
+                await self._cell.end()  # and with it whatever has the turn
+        finally:
+            try:
+                async with self._turn, self._birth:
+                    if self._cell is not None:  # it may have been made while this call came in
+                        await self._part_with(self._cell)
+            finally:
+                self._provider.forget(self._id)
+
+    async def _part_with(self, cell: Cell) -> None:
+        """End it and close its folders; whoever has the turn does, so that nobody uses them."""
+        async with self._asking:  # statistics look at them too
+            await _let_go(cell)
 
     def _must_go_on(self) -> None:
         if self._paused:
@@ -375,7 +347,7 @@ class LocalSandbox:
             try:
                 await to_its_end(lambda: copy_tree(image.path, cell.work_fd, self._owner))
             except BaseException:
-                await whole(cell.end())
+                await whole(_let_go(cell))
                 raise
         return cell
 
@@ -383,3 +355,10 @@ class LocalSandbox:
         zygote = await self._provider.zygote()
         self._owner = None if zygote.single_uid else MODEL_UID
         return await zygote.make()
+
+
+async def _let_go(cell: Cell) -> None:
+    try:
+        await cell.end()
+    finally:
+        cell.close()

@@ -29,9 +29,10 @@ from headway.sandbox.causes import exit_cause, signal_cause
 from headway.sandbox.collector import Collector
 from headway.sandbox.countdown import Countdown
 from headway.sandbox.layout import READY
+from headway.sandbox.looks import Looks
 from headway.sandbox.members import go_on, stop
+from headway.sandbox.whole import whole
 
-_POLL_S = 0.1  # between two looks at the work folder
 _GONE_S = 5.0  # for a killed namespace to be gone
 
 
@@ -73,10 +74,16 @@ async def run_contained(
 class LongLived:
     """A long-lived program in a tree of its own, which ends when somebody looks, kills, or breaks a limit."""
 
-    def __init__(self, tree: Callable[[contextlib.AsyncExitStack], Tree]) -> None:
+    def __init__(
+        self,
+        tree: Callable[[contextlib.AsyncExitStack], Tree],
+        stdin: bytes,
+        over_quota: Callable[[], Cause | None],
+    ) -> None:
         self._stack = contextlib.AsyncExitStack()
         self.tree = tree(self._stack)
-        self._over_quota: Callable[[], Cause | None] = lambda: None
+        self._stdin = stdin
+        self._over_quota = over_quota
         self._turn = asyncio.Lock()
         self._ended: ExecResult | None = None
 
@@ -85,14 +92,13 @@ class LongLived:
         """Whether its first process runs."""
         return not self.tree.over.done()
 
-    async def start(self, stdin: bytes, over_quota: Callable[[], Cause | None]) -> None:
-        """Start it. Raises SandboxError when it could not be started."""
+    async def start(self) -> None:
+        """Start it. Raises SandboxError when it could not be started, and is gone then."""
         try:
             await self.tree.start()
-            await self.tree.begin(stdin, over_quota)
+            await self.tree.begin(self._stdin, self._over_quota)
         except BaseException:
-            await self.tree.end()
-            await self._stack.aclose()
+            await whole(self._let_go())
             raise
         # What breaks a limit is killed at once; the rest of its end waits for who looks.
         self.tree.over.add_done_callback(lambda _: self.tree.kill())
@@ -118,9 +124,14 @@ class LongLived:
 
     async def _finish(self) -> None:
         if self._ended is None:
-            await self.tree.end()
-            await self._stack.aclose()
+            await self._let_go()
             self._ended = self.tree.result(self.tree.over.result(), 0.0)
+
+    async def _let_go(self) -> None:
+        try:
+            await self.tree.end()
+        finally:
+            await self._stack.aclose()
 
 
 class Tree:
@@ -218,16 +229,7 @@ class Tree:
         loop = self._loop
         transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, self._process.stdin)
         self._stack.callback(lambda: transport.get_write_buffer_size() and transport.abort())
-
-        def look() -> None:
-            nonlocal poll
-            cause = over_quota()
-            if cause is not None:
-                self._settle(cause)
-            poll = loop.call_later(_POLL_S, look)
-
-        poll = loop.call_later(_POLL_S, look)
-        self._stack.callback(lambda: poll.cancel())
+        self._stack.callback(Looks(over_quota, self._settle).cancel)
         self._stack.callback(self.wall.cancel)
         loop.add_reader(self._exit_fd, self._exited)
         self._stack.callback(loop.remove_reader, self._exit_fd)

@@ -20,14 +20,15 @@ from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, Polled, Usage
 from headway.sandbox.causes import status_cause
+from headway.sandbox.cell import Ending, Program
 from headway.sandbox.collector import Collector
 from headway.sandbox.countdown import Countdown
-from headway.sandbox.layout import SANDBOX_ENV, SHIM, interpreter
-from headway.sandbox.zygote import Ending
+from headway.sandbox.layout import SHIM, interpreter
+from headway.sandbox.whole import whole
 
 if TYPE_CHECKING:
+    from headway.sandbox.cell import Cell
     from headway.sandbox.settings import SandboxSettings
-    from headway.sandbox.zygote import Cell
 
 _GONE_S = 5.0  # for killed processes to be gone
 _SNIPPET_FLAGS = frozenset("ISBEs")
@@ -50,19 +51,15 @@ class Command:
         self._began = stopwatch()
         self.wall = Countdown(lambda: self._settle("wall"))
 
-    async def run(
-        self, argv: Sequence[str], env: Mapping[str, str], stdin: bytes, cwd: str, limits: ExecLimits
-    ) -> ExecResult:
+    async def run(self, program: Program, limits: ExecLimits) -> ExecResult:
         """Run it and return how it ended.
 
         Raises SandboxError when it never started, or the sandbox failed under it and was not terminated.
         Cancelling kills every process of the command.
         """
-        if not argv:
-            raise SandboxError("a command must have at least one word")
         self._wall_s = limits.wall_s
         with contextlib.ExitStack() as stack:
-            feed, rest = self._send(argv, env, stdin, cwd, limits, stack)
+            feed, rest = self._send(program, limits, stack)
             late = self._loop.call_later(self._settings.start_timeout_s, self._too_late)
             stack.callback(late.cancel)
             stack.callback(self.wall.cancel)
@@ -110,18 +107,13 @@ class Command:
             )
 
     def _send(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        stdin: bytes,
-        cwd: str,
-        limits: ExecLimits,
-        stack: contextlib.ExitStack,
+        self, program: Program, limits: ExecLimits, stack: contextlib.ExitStack
     ) -> tuple[int | None, bytes]:
         """Ask for the program; return what is still to be written to its stdin, and where."""
-        snippet = self._settings.preload_python and is_snippet(argv, env)
-        with Pipes(stdin) as pipes:
-            for fd in pipes.ours:
+        snippet = self._settings.preload_python and is_snippet(program.argv, program.env)
+        with Pipes(program.stdin) as pipes:
+            ours, pipes.ours = pipes.ours, []
+            for fd in ours:
                 stack.callback(os.close, fd)
                 stream = Collector(fd, limits.output_bytes, lambda: self._settle("output"))
                 stack.callback(stream.close)
@@ -129,19 +121,16 @@ class Command:
             if pipes.feed is not None and not pipes.rest:
                 os.close(pipes.feed)
                 pipes.feed = None
-            self._cell.run(0, self, argv, words(env), cwd, pipes.theirs, snippet=snippet)
+            self._cell.run(0, self, program, pipes.theirs, snippet=snippet)
             feed, pipes.feed = pipes.feed, None
             return feed, pipes.rest
 
     async def _end(self) -> Ending | None:
         """Kill what is left of it and wait until it is gone; None when the sandbox was ended with it."""
         if self._ending is None:
-            self._cell.kill(0)
-            await asyncio.wait([self._gone], timeout=_GONE_S)
+            await whole(_killed(self._cell, 0, self._gone))
         ending = self._ending
-        if ending is None:
-            await self._cell.end()
-            raise SandboxError(f"killed processes were still there after {_GONE_S} s")
+        assert ending is not None
         if isinstance(ending, Ending):
             return ending
         if self._terminated():
@@ -176,10 +165,14 @@ class Command:
 class LongLived:
     """One long-lived program."""
 
-    def __init__(self, cell: Cell, number: int, output_bytes: int) -> None:
+    def __init__(
+        self, cell: Cell, number: int, program: Program, output_bytes: int, start_timeout_s: float
+    ) -> None:
         self._cell = cell
         self._number = number
+        self._program = program
         self._limit = output_bytes
+        self._start_timeout_s = start_timeout_s
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._gone: asyncio.Future[None] = self._loop.create_future()
@@ -194,31 +187,32 @@ class LongLived:
         """Its number in the sandbox while it runs."""
         return self._number if self._ending is None else None
 
-    async def start(
-        self, argv: Sequence[str], env: Mapping[str, str], stdin: bytes, cwd: str, timeout_s: float
-    ) -> None:
-        """Start it. Raises SandboxError when it could not be started."""
-        if not argv:
-            raise SandboxError("a command must have at least one word")
-        with Pipes(stdin) as pipes:
-            self._cell.run(self._number, self, argv, words(env), cwd, pipes.theirs)
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._ending is None
+
+    async def start(self) -> None:
+        """Start it. Raises SandboxError when it could not be started, and is gone then."""
+        with Pipes(self._program.stdin) as pipes:
+            self._cell.run(self._number, self, self._program, pipes.theirs)
             self._fds, pipes.ours = pipes.ours, []
             self._streams = [Collector(fd, self._limit, self._flood) for fd in self._fds]
             for stream in self._streams:
                 stream.start()
             feed, pipes.feed = pipes.feed, None
             rest = pipes.rest
-        if feed is not None:
-            self._feed, _ = await self._loop.connect_write_pipe(
-                asyncio.BaseProtocol, os.fdopen(feed, "wb", buffering=0)
-            )
-            self._feed.write(rest)
-            self._feed.close()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._start_timeout_s):
+                if feed is not None:
+                    self._feed, _ = await self._loop.connect_write_pipe(
+                        asyncio.BaseProtocol, os.fdopen(feed, "wb", buffering=0)
+                    )
+                    self._feed.write(rest)
+                    self._feed.close()
                 await asyncio.shield(self._started)
         except BaseException as error:
-            await self.kill()
+            await whole(self.kill())
             if isinstance(error, TimeoutError):
                 raise SandboxError("a sandbox must start a command within sandbox.start_timeout_s") from None
             raise
@@ -244,7 +238,7 @@ class LongLived:
         if not self._gone.done():
             self._gone.set_result(None)
 
-    def poll(self) -> Polled:
+    async def poll(self) -> Polled:
         """Say how it is, and what it wrote since the last call."""
         ending = self._ending
         rc, signum, cause = None, None, None
@@ -262,16 +256,21 @@ class LongLived:
     async def kill(self) -> None:
         """End it and what it started. Raises SandboxError when it is still there after some seconds."""
         if self._ending is None:
-            self._cell.kill(self._number)
-            await asyncio.wait([self._gone], timeout=_GONE_S)
-        if self._ending is None:
-            await self._cell.end()
-            raise SandboxError(f"killed processes were still there after {_GONE_S} s")
+            await _killed(self._cell, self._number, self._gone)
 
     def _flood(self) -> None:
         if not self._flooded:
             self._flooded = True
             self._cell.kill(self._number)
+
+
+async def _killed(cell: Cell, number: int, gone: asyncio.Future[None]) -> None:
+    """Kill what belongs to a program and wait until it is gone; the whole sandbox, when it is not in time."""
+    cell.kill(number)
+    await asyncio.wait([gone], timeout=_GONE_S)
+    if not gone.done():
+        await cell.end()
+        raise SandboxError(f"killed processes were still there after {_GONE_S} s")
 
 
 class Pipes:
@@ -307,15 +306,10 @@ class Pipes:
 
     def close(self) -> None:
         """Close what nobody took over."""
-        for fd in self.theirs:
+        for fd in (*self.theirs, *self.ours):
             os.close(fd)
         if self.feed is not None:
             os.close(self.feed)
-
-
-def words(env: Mapping[str, str]) -> list[str]:
-    """Return a program's environment."""
-    return [f"{name}={value}" for name, value in (SANDBOX_ENV | dict(env)).items()]
 
 
 def verdict(ending: Ending, stderr: str, cell: Cell | None) -> tuple[int | None, int | None, Cause]:

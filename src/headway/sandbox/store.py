@@ -39,11 +39,20 @@ _Key = tuple[int, int, int]  # size, mtime and ctime of an inode
 
 @dataclass(slots=True)
 class Index:
-    """What the last snapshot of one sandbox found, so that the next reads only what has changed since."""
+    """What the last snapshot of one sandbox found, so that the next reads no more than it must.
 
-    changed: bool = True  # whether anything ran or was written since; whoever does so says it
+    Whoever lets programs run, or writes, says it. What a program did cannot be told from inodes: to write
+    through a mapping changes no time of a file on a tmpfs. So after programs every file is read.
+    """
+
+    changed: bool = True  # whether anything ran or was written since
+    ran: bool = False  # whether programs ran since
     tree: str = ""  # of the last snapshot
     files: dict[int, tuple[_Key, str]] = field(default_factory=dict[int, tuple[_Key, str]])  # by inode
+
+    def programs_run(self) -> None:
+        """Take note that programs begin to run."""
+        self.changed = self.ran = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ class Store:
         Args:
             root: the folder, or an overlay's upper folder when there is a base.
             labels: what the snapshot is to be known by.
-            index: of the sandbox that it is of; what it says to be unchanged is not read again.
+            index: of the sandbox that it is of; what cannot have changed since is not read again.
             base: digest of the image that the folder lies over.
 
         Raises SandboxError when it cannot be read or stored; no snapshot is left then.
@@ -82,7 +91,7 @@ class Store:
             with self._locked(fcntl.LOCK_SH):
                 if index.changed or not self._is_there(index.tree):
                     index.tree = self._take_tree(root, index, overlay=bool(base))
-                    index.changed = False
+                    index.changed = index.ran = False
                 return self._put_file(
                     "snapshots", _encoded({"tree": index.tree, "base": base, "labels": dict(labels)})
                 )
@@ -165,7 +174,8 @@ class Store:
             draft = self.path / _DRAFTS / self._draft_name()
             packer = Packer(self.path, draft, known)
             try:
-                data, files = self._steps(root, index.files, packer, overlay=overlay)
+                before = {} if index.ran else index.files
+                data, files = self._steps(root, before, packer, overlay=overlay)
                 if packer.wasteful:
                     continue
                 tree = hashlib.sha256(data).hexdigest()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.core.errors import SandboxError
-from headway.sandbox.files import FOLDER, open_root, parts_of, remove_tree
+from headway.sandbox.files import FOLDER, open_root, parts_of, refused, remove_tree
 from headway.sandbox.trees import KEPT_MODE, PIECE_BYTES, Entry, opened, set_mode, walk, write_all
 
 _BLOCK = 512  # of a tar archive
@@ -69,7 +69,7 @@ def pack(root: Path | int, path: str, limits: Allowance, *, ours: bool = True) -
                 with _opened_folder(folder, name or ".") as inner:
                     _pack_folder(archive, inner, limits, ours=ours)
     except OSError as error:
-        raise SandboxError(f"a tree cannot be read: {error.strerror}", value=path) from error
+        raise refused("a tree cannot be read", path, error) from error
     return buffer.getvalue()
 
 
@@ -150,7 +150,7 @@ def unpack_to_host(
             raise SandboxError("a download must not replace anything", value=str(target))
         draft.rename(target)
     except OSError as error:
-        raise SandboxError(f"a tree cannot be written: {error.strerror}", value=str(target)) from error
+        raise refused("a tree cannot be written", str(target), error) from error
     finally:
         remove_tree(draft)
     return left_out
@@ -169,7 +169,7 @@ def _read(archive: bytes) -> Generator[tarfile.TarFile]:
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:  # a compressed one might be a bomb
             yield tar
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, TypeError) as error:
         raise SandboxError(f"an archive cannot be read: {error}") from error
 
 
@@ -199,7 +199,7 @@ def extract(
         finally:
             os.close(top)
     except OSError as error:
-        raise SandboxError(f"a tree cannot be written: {error.strerror}", value=path or None) from error
+        raise refused("a tree cannot be written", path or None, error) from error
     return target.left_out
 
 

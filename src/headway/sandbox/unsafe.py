@@ -120,7 +120,7 @@ class UnsafeSandbox(WithoutSpawns, WithoutPauses, BubblewrapSandbox):
         settings = self._provider.settings
         async with self._turn:
             folder = await self._work()
-            self._index.changed = True
+            self._index.programs_run()
             return await run_kept(
                 list(argv),
                 folder,

@@ -79,7 +79,8 @@
 #define MAX_SPAWNED 32
 #define MAX_SEEN 4096
 #define CHILD_STACK (256 * 1024)
-#define WATCH_MS 100
+#define MAX_REAPED 1024
+#define WATCH_US 100000
 #define QUICK_US 3000 /* a command that ends sooner is told of once, not at its start and its end */
 #define STOCK 4       /* of what is made ahead of sandboxes */
 #define MODEL 1000 /* uid and gid of programs inside */
@@ -130,7 +131,8 @@ static char message[MAX_MESSAGE];
 static char *strings[MAX_STRINGS];
 static char *argument_area = 0; /* what /proc/<pid>/cmdline shows */
 static size_t argument_bytes = 0;
-static struct sock_fprog filter;
+static struct sock_fprog filters[2]; /* the second refuses System V's memory, queues and semaphores too */
+static int no_sysv = 0;              /* set in init: they have no limits here */
 
 /* ------------------------------------------------------------------------------------------- messages */
 
@@ -242,111 +244,173 @@ static const int refused[] = {
   (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 #define NUM_REFUSED (sizeof refused / sizeof *refused)
 
-enum verdict { REFUSE, NO_SUCH_CALL, LOOK_AT_CLONE, LOOK_AT_IOCTL, LOOK_AT_SECRET, LOOK_AT_SOCKET, NUM_VERDICTS };
+/* Refused where init could not limit what they hold. */
+static const int sysv[] = {SYS_shmget, SYS_msgget, SYS_semget};
+#define NUM_SYSV (sizeof sysv / sizeof *sysv)
+
+enum verdict {
+  ALLOW,
+  REFUSE,
+  NO_SUCH_CALL,
+  LOOK_AT_CLONE,
+  LOOK_AT_IOCTL,
+  LOOK_AT_FCNTL,
+  LOOK_AT_SOCKET,
+  LOOK_AT_PRCTL,
+  LOOK_AT_SECRET,
+  NUM_VERDICTS
+};
 struct rule {
   uint32_t number;
   enum verdict verdict;
 };
-static struct sock_filter code[NUM_REFUSED * 2 + 60];
-static int code_at, verdict_at[NUM_VERDICTS], allow_at;
+/* Jumps of a filter reach 255 instructions. */
+struct code {
+  struct sock_filter at[255];
+  int size;
+};
 
 static int by_number(const void *one, const void *other) {
   uint32_t a = ((const struct rule *)one)->number, b = ((const struct rule *)other)->number;
   return a < b ? -1 : a > b;
 }
 
-/* A tree of comparisons: the kernel runs the filter for every call that there is, at each installation. */
-static void add_rules(const struct rule *rules, int count) {
-  int at = code_at++, half = count / 2;
+/* A tree of comparisons, for the kernel runs the filter for every call that there is, at each installation; it
+ * ends at one of `verdict_at`. `count` rules take 2 * count - 1 instructions. */
+static void add_rules(struct code *code, const struct rule *rules, int count, const int *verdict_at) {
+  int at = code->size++, half = count / 2;
   if (count == 1) {
-    code[at] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, rules->number,
-                                            verdict_at[rules->verdict] - at - 1, allow_at - at - 1);
+    code->at[at] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, rules->number,
+                                                verdict_at[rules->verdict] - at - 1, verdict_at[ALLOW] - at - 1);
     return;
   }
-  add_rules(rules, half);
-  code[at] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, rules[half].number, code_at - at - 1, 0);
-  add_rules(rules + half, count - half);
+  add_rules(code, rules, half, verdict_at);
+  code->at[at] =
+      (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, rules[half].number, code->size - at - 1, 0);
+  add_rules(code, rules + half, count - half, verdict_at);
 }
 
-/* With a `secret`, mounting is allowed to whoever passes it as the sixth argument, which those calls ignore:
+#define ADD(...) code->at[code->size++] = (struct sock_filter)__VA_ARGS__
+#define LOAD(field) ADD(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field)))
+#define RETURN(what) ADD(BPF_STMT(BPF_RET | BPF_K, what))
+#define IF(value, yes, no) ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, yes, no))
+
+/* What follows the tree: each verdict's instructions; `begins` says where they do. */
+static void add_verdicts(struct code *code, uint64_t secret, int *begins) {
+  begins[ALLOW] = code->size;
+  RETURN(SECCOMP_RET_ALLOW);
+  begins[REFUSE] = code->size;
+  RETURN(SECCOMP_RET_ERRNO | EPERM);
+  /* Its flags lie in memory, where a filter cannot look; libc goes on with clone. */
+  begins[NO_SUCH_CALL] = code->size;
+  RETURN(SECCOMP_RET_ERRNO | ENOSYS);
+  begins[LOOK_AT_CLONE] = code->size;
+  LOAD(args[0]);
+  ADD(BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, NAMESPACES, 0, 1));
+  RETURN(SECCOMP_RET_ERRNO | EPERM);
+  RETURN(SECCOMP_RET_ALLOW);
+  begins[LOOK_AT_IOCTL] = code->size;
+  LOAD(args[1]);
+  IF(0x5412 /* TIOCSTI */, 1, 0);
+  IF(0x541c /* TIOCLINUX */, 0, 1);
+  RETURN(SECCOMP_RET_ERRNO | EPERM);
+  RETURN(SECCOMP_RET_ALLOW);
+  /* A lease would hold up whoever opens the file on the host. */
+  begins[LOOK_AT_FCNTL] = code->size;
+  LOAD(args[1]);
+  IF(1024 /* F_SETLEASE */, 1, 0);
+  IF(1040 /* F_SETDELEG */, 0, 1);
+  RETURN(SECCOMP_RET_ERRNO | EPERM);
+  RETURN(SECCOMP_RET_ALLOW);
+  /* Other families reach what no network namespace holds: AF_VSOCK the hypervisor and every other sandbox. */
+  begins[LOOK_AT_SOCKET] = code->size;
+  LOAD(args[0]);
+  IF(AF_UNIX, 4, 0);
+  IF(AF_INET, 3, 0);
+  IF(AF_INET6, 2, 0);
+  IF(AF_NETLINK, 1, 0);
+  RETURN(SECCOMP_RET_ERRNO | EAFNOSUPPORT);
+  RETURN(SECCOMP_RET_ALLOW);
+  /* A process that is not dumpable would hide from init. */
+  begins[LOOK_AT_PRCTL] = code->size;
+  LOAD(args[0]);
+  IF(PR_SET_DUMPABLE, 1, 0);
+  RETURN(SECCOMP_RET_ALLOW);
+  LOAD(args[1]);
+  IF(0, 1, 0);
+  RETURN(SECCOMP_RET_ALLOW);
+  begins[LOOK_AT_SECRET] = code->size;
+  if (secret) {
+    LOAD(args[5]);
+    IF((uint32_t)secret, 0, 3);
+    ADD(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[5]) + 4));
+    IF((uint32_t)(secret >> 32), 0, 1);
+    RETURN(SECCOMP_RET_ALLOW);
+  }
+  RETURN(SECCOMP_RET_ERRNO | EPERM);
+}
+
+/* With a `secret`, some calls are allowed to whoever passes it as the sixth argument, which those calls ignore:
  * init, which has the filter too, so that programs inherit it. It lies in memory that no program can read, and
  * a program could not mount with it either, for it has no capabilities. */
-static void build_filter(uint64_t secret) {
-  static struct rule rules[NUM_REFUSED + 4];
-  int count = 0, kept = 0;
+static void build_filter(uint64_t secret, int without_sysv) {
+  static struct code codes[2], tail;
+  static struct rule rules[NUM_REFUSED + NUM_SYSV + 6];
+  struct code *code = &codes[without_sysv];
+  int count = 0, kept = 0, verdict_at[NUM_VERDICTS];
   for (size_t i = 0; i < NUM_REFUSED; i++) {
-    int mounts = secret && (refused[i] == SYS_mount || refused[i] == SYS_umount2);
+    int mounts = refused[i] == SYS_mount || refused[i] == SYS_umount2;
     rules[count++] = (struct rule){refused[i], mounts ? LOOK_AT_SECRET : REFUSE};
   }
+  for (size_t i = 0; without_sysv && i < NUM_SYSV; i++) rules[count++] = (struct rule){sysv[i], REFUSE};
   rules[count++] = (struct rule){SYS_clone3, NO_SUCH_CALL};
   rules[count++] = (struct rule){SYS_clone, LOOK_AT_CLONE};
   rules[count++] = (struct rule){SYS_ioctl, LOOK_AT_IOCTL};
+  rules[count++] = (struct rule){SYS_fcntl, LOOK_AT_FCNTL};
   rules[count++] = (struct rule){SYS_socket, LOOK_AT_SOCKET};
+  rules[count++] = (struct rule){SYS_prctl, LOOK_AT_PRCTL};
   qsort(rules, count, sizeof *rules, by_number);
   for (int i = 0; i < count; i++)
     if (!kept || rules[kept - 1].number != rules[i].number) rules[kept++] = rules[i];
-#define ADD(...) code[code_at++] = (struct sock_filter)__VA_ARGS__
-#define LOAD(field) ADD(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field)))
-#define RETURN(what) ADD(BPF_STMT(BPF_RET | BPF_K, what))
+  code->size = tail.size = 0;
   LOAD(arch);
-  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, THIS_ARCH, 1, 0));
+  IF(THIS_ARCH, 1, 0);
   RETURN(SECCOMP_RET_ERRNO | EPERM);
   LOAD(nr);
 #ifdef __x86_64__
   ADD(BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1)); /* the x32 names of the same calls */
   RETURN(SECCOMP_RET_ERRNO | EPERM);
 #endif
-  int tail = code_at + 2 * kept - 1; /* as many instructions has the tree */
-  allow_at = tail;
-  verdict_at[REFUSE] = tail + 1;
-  verdict_at[NO_SUCH_CALL] = tail + 2;
-  verdict_at[LOOK_AT_CLONE] = tail + 3;
-  verdict_at[LOOK_AT_IOCTL] = tail + 7;
-  verdict_at[LOOK_AT_SECRET] = tail + 12;
-  verdict_at[LOOK_AT_SOCKET] = tail + 18;
-  add_rules(rules, kept);
-  RETURN(SECCOMP_RET_ALLOW);
-  RETURN(SECCOMP_RET_ERRNO | EPERM);
-  /* Its flags lie in memory, where a filter cannot look; libc goes on with clone. */
-  RETURN(SECCOMP_RET_ERRNO | ENOSYS);
-  LOAD(args[0]);
-  ADD(BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, NAMESPACES, 0, 1));
-  RETURN(SECCOMP_RET_ERRNO | EPERM);
-  RETURN(SECCOMP_RET_ALLOW);
-  LOAD(args[1]);
-  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x5412 /* TIOCSTI */, 1, 0));
-  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x541c /* TIOCLINUX */, 0, 1));
-  RETURN(SECCOMP_RET_ERRNO | EPERM);
-  RETURN(SECCOMP_RET_ALLOW);
-  LOAD(args[5]);
-  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)secret, 0, 2));
-  ADD(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[5]) + 4));
-  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)(secret >> 32), 1, 0));
-  RETURN(SECCOMP_RET_ERRNO | EPERM);
-  RETURN(SECCOMP_RET_ALLOW);
-  /* Other families reach what no network namespace holds: AF_VSOCK the hypervisor and every other sandbox. */
-  LOAD(args[0]);
-  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 4, 0));
-  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_INET, 3, 0));
-  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6, 2, 0));
-  ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK, 1, 0));
-  RETURN(SECCOMP_RET_ERRNO | EAFNOSUPPORT);
-  RETURN(SECCOMP_RET_ALLOW);
-  filter = (struct sock_fprog){code_at, code};
+  add_verdicts(&tail, secret, verdict_at);
+  int tree_end = code->size + 2 * kept - 1;
+  for (int i = 0; i < NUM_VERDICTS; i++) verdict_at[i] += tree_end;
+  if (tree_end + tail.size > (int)(sizeof code->at / sizeof *code->at)) die("the system-call filter's length");
+  add_rules(code, rules, kept, verdict_at);
+  memcpy(code->at + code->size, tail.at, tail.size * sizeof *tail.at);
+  code->size += tail.size;
+  filters[without_sysv] = (struct sock_fprog){code->size, code->at};
+}
 #undef ADD
 #undef LOAD
 #undef RETURN
+#undef IF
+
+static void build_filters(uint64_t secret) {
+  build_filter(secret, 0);
+  build_filter(secret, 1);
 }
 
 /* ------------------------------------------------------------------------------------------- programs */
 
 #define SNIPPET 1  /* flags of a request: may be a fork of the nest; */
 #define NO_INPUT 2 /* comes without a descriptor for stdin */
+#define NO_SYSV 4  /* set by init for the nest: the second filter */
 
 struct program {
   uint32_t flags, id; /* 0 for the command, else of a long-lived process */
   char *cwd, **argv, **env;
   int fds[3];
+  int kept; /* becomes number 3; 0 for none */
 };
 
 static void limit(int what, unsigned long long soft, unsigned long long hard) {
@@ -367,7 +431,8 @@ static void become_model(const struct program *program) {
   setsid();
   for (int fd = 0; fd < 3; fd++)
     if (dup2(program->fds[fd], fd) < 0) _exit(125);
-  if (syscall(SYS_close_range, 3, ~0U, 0)) _exit(125);
+  if (program->kept && program->kept != 3 && dup3(program->kept, 3, O_CLOEXEC) < 0) _exit(125);
+  if (syscall(SYS_close_range, program->kept ? 4 : 3, ~0U, 0)) _exit(125);
   limit(RLIMIT_CORE, 0, 0);
   limit(RLIMIT_AS, config.address_space, config.address_space);
   limit(RLIMIT_FSIZE, config.file_size, config.file_size);
@@ -392,7 +457,8 @@ static void become_model(const struct program *program) {
     _exit(126);
   }
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) _exit(125);
-  if (!filtered && syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter)) _exit(125);
+  if (!filtered && syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filters[!!(program->flags & NO_SYSV)]))
+    _exit(125);
 }
 
 static void try_to_run(char *path, const struct program *program, int *why) {
@@ -406,7 +472,7 @@ static void try_to_run(char *path, const struct program *program, int *why) {
   if (errno != ENOENT && errno != ENOTDIR) *why = errno;
 }
 
-/* Runs in a process that shares init's memory until it executes: it changes nothing of it but its stack. */
+/* Runs in a process that may share init's memory until it executes: it changes nothing of it but its stack. */
 static int run_program(void *given) {
   const struct program *program = given;
   char *name = program->argv[0], path[4096];
@@ -482,14 +548,27 @@ static int list_processes(pid_t *pids) {
 
 static pid_t seen[MAX_SEEN], parents[MAX_SEEN];
 
+/* Reads a file of /proc/<pid> that tells of its memory; of a thread that lives when the first one has ended. */
+static int read_memory(pid_t pid, const char *file, const char *field, char *text, size_t room) {
+  char path[300];
+  snprintf(path, sizeof path, "/proc/%d/%s", pid, file);
+  int found = read_text(path, text, room) > 0 && strstr(text, field);
+  snprintf(path, sizeof path, "/proc/%d/task", pid);
+  DIR *threads = found ? 0 : opendir(path);
+  for (struct dirent *entry; threads && !found && (entry = readdir(threads));) {
+    snprintf(path, sizeof path, "/proc/%d/task/%s/%s", pid, entry->d_name, file);
+    found = entry->d_name[0] != '.' && read_text(path, text, room) > 0 && strstr(text, field);
+  }
+  if (threads) closedir(threads);
+  return found;
+}
+
 static unsigned long long sum_kb(const char *file, const char *first, const char *second) {
-  char path[64], text[4096];
+  char text[4096];
   unsigned long long total = 0;
   int count = list_processes(seen);
-  for (int i = 0; i < count; i++) {
-    snprintf(path, sizeof path, "/proc/%d/%s", seen[i], file);
-    if (read_text(path, text, sizeof text) > 0) total += field_kb(text, first) + field_kb(text, second);
-  }
+  for (int i = 0; i < count; i++)
+    if (read_memory(seen[i], file, first, text, sizeof text)) total += field_kb(text, first) + field_kb(text, second);
   return total;
 }
 
@@ -529,8 +608,10 @@ static struct {
 static int num_spawned = 0, paused = 0;
 static int untold = 0;       /* the command has ended and what it left behind is still to be ended */
 static int reply = -1;       /* of the nest, while the command is its child */
-static int kill_snippet = 0; /* as soon as it exists */
 static int unborn = 0;       /* the nest was asked for the command and has not answered */
+static int outside = 0;      /* its child cannot be seen, killed and stopped in the sandbox yet */
+static int kill_snippet = 0; /* as soon as it is there */
+static int owed_pause = 0;   /* so does the order to stop everything */
 static uint64_t ended_cpu_us = 0;
 static int loads = -1, events = -1, peak = -1, groups[MAX_GROUPS] = {-1, -1, -1};
 static uint64_t oom_kills = 0;
@@ -596,9 +677,11 @@ static int reap(void);
 
 /* Ends what a command left behind; where there are no others, that is everything. */
 static void clear(int number) {
+  /* Until it executes, it shows in /proc to nobody in here. */
+  if (commands[number].alive && commands[number].pid > 0) kill(commands[number].pid, SIGKILL);
   if (!num_spawned) {
-    kill_all(SIGKILL);
-    while (reap() != -1) { /* until nobody is left */
+    while (reap() != -1) { /* until nobody is left; mostly nobody was, and a signal to all looks at the whole host */
+      kill_all(SIGKILL);
       struct timespec moment = {0, 200000};
       nanosleep(&moment, 0);
     }
@@ -641,11 +724,12 @@ static void tell_end(int number) {
   if (send_message(control, ending, sizeof *ending, 0, 0)) _exit(0);
 }
 
-/* Reaps who has ended; returns -1 when init has no child. Long-lived commands are told of here. */
+/* Reaps who has ended; returns -1 when init has no child, 1 when more may have ended: who forks all the time
+ * must not hold up the rest. Long-lived commands are told of here. */
 static int reap(void) {
   int status;
   struct rusage use;
-  for (;;) {
+  for (int count = 0; count < MAX_REAPED; count++) {
     pid_t pid = wait4(-1, &status, WNOHANG, &use);
     if (pid < 0 && errno == EINTR) continue;
     if (pid < 0) return -1;
@@ -662,6 +746,7 @@ static int reap(void) {
       end_command(0, status);
     }
   }
+  return 1;
 }
 
 /* Parses 'X', four numbers (flags, id, argc, envc) and strings (cwd, argv, env); returns 0 when it makes sense. */
@@ -696,26 +781,25 @@ static int parse_program(ssize_t size, struct program *program) {
 /* Asks the nest for a fork that runs a snippet; `message` is passed on as it came. Returns 0 when it was asked. */
 static int ask_nest(ssize_t size, const int *streams) {
   static const char *names[] = {"net", "user", "mnt", "ipc", "uts", "cgroup", "pid"};
-  int fds[MAX_FDS], count = 0, ends[2] = {-1, -1}, failed = 0;
+  int fds[MAX_FDS], count = 1, ends[2];
   char path[32];
-  for (; count < 7 && !failed; count++) {
-    snprintf(path, sizeof path, "/proc/self/ns/%s", names[count]);
-    failed = (fds[count] = open(path, O_RDONLY | O_CLOEXEC)) < 0;
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) return -1;
+  fds[0] = ends[1]; /* the first, so that a nest without descriptors can still say so */
+  for (int i = 0; i < 7; i++) {
+    snprintf(path, sizeof path, "/proc/self/ns/%s", names[i]);
+    fds[count] = open(path, O_RDONLY | O_CLOEXEC);
+    if (fds[count] < 0) break;
+    count++;
   }
-  int opened = failed ? count - 1 : count;
-  if (!failed && !socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) {
-    fds[count++] = ends[1];
-    for (int i = 0; i < 3; i++) fds[count++] = streams[i];
-    for (int i = 0; i < MAX_GROUPS; i++)
-      if (groups[i] >= 0) fds[count++] = groups[i];
-    if (send_message(nest, message, size, fds, count)) failed = 1;
-    close(ends[1]);
-    if (failed) close(ends[0]);
-    else reply = ends[0];
-  } else {
-    failed = 1;
-  }
+  int opened = count, failed = count < 8;
+  for (int i = 0; i < 3; i++) fds[count++] = streams[i];
+  for (int i = 0; i < MAX_GROUPS; i++)
+    if (groups[i] >= 0) fds[count++] = groups[i];
+  if (no_sysv) message[1] |= NO_SYSV; /* the lowest byte of the flags */
+  failed = failed || send_message(nest, message, size, fds, count);
   for (int i = 0; i < opened; i++) close(fds[i]);
+  if (failed) close(ends[0]);
+  else reply = ends[0];
   return failed ? -1 : 0;
 }
 
@@ -728,11 +812,14 @@ static int start_program(ssize_t size, struct program *program) {
   if (!number && peak >= 0) (void)!pwrite(peak, "0", 1, 0);
   if (!number && (program->flags & SNIPPET) && nest >= 0 && !ask_nest(size, program->fds)) {
     commands[0].pid = 0;
-    unborn = 1;
+    unborn = outside = 1;
   } else {
-    pid_t pid = clone(run_program, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, program);
+    /* Others may stop the child before it executes, so init must not wait for it when there are others. */
+    int alone = !num_spawned && !commands[0].alive;
+    pid_t pid = clone(run_program, stack + sizeof stack, (alone ? CLONE_VM | CLONE_VFORK : 0) | SIGCHLD, program);
     int why = errno;
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* the child changed its uid while it shared our memory */
+    /* The child changed its uid while it shared our memory. */
+    if (alone) syscall(SYS_prctl, PR_SET_DUMPABLE, 0, 0, 0, 0, secret);
     errno = why;
     if (pid < 0) return -1;
     commands[number].pid = pid;
@@ -754,30 +841,51 @@ static void tell_start(int number) {
   if (send_message(control, &started, sizeof started, 0, 0)) _exit(0);
 }
 
-/* What the nest says of its child: 's' when there is one, then how it ended. */
+static void answer(char kind) {
+  if (send_message(control, &kind, 1, 0, 0)) _exit(0);
+}
+
+static void pause_all(void) {
+  paused = 1;
+  owed_pause = 0;
+  kill_all(SIGSTOP);
+  answer('z');
+}
+
+/* The nest's child is in the sandbox, or over: what was to be done with it can be. */
+static void catch_up(void) {
+  outside = 0;
+  if (kill_snippet && num_spawned) clear(0);
+  else if (kill_snippet) kill_all(SIGKILL);
+  if (owed_pause) pause_all();
+}
+
+/* What the nest says of its child: 's' when there is one, then how it ended; and the child, 'i' when it is in. */
 static void hear_nest(void) {
   struct {
     int32_t kind, status;
     struct rusage use;
-  } said;
+  } said = {0};
   ssize_t size = recv(reply, &said, sizeof said, 0);
   if (size == sizeof said && said.kind == 's') {
     commands[0].began_us = now_us();
     unborn = 0;
-    if (kill_snippet && num_spawned) clear(0);
-    else if (kill_snippet) kill_all(SIGKILL);
-    if (paused) kill_all(SIGSTOP);
-    return;
-  }
-  if (size != sizeof said || said.kind != 'x') {
-    errno = size == sizeof said ? said.status : EPIPE;
+  } else if (size == sizeof said && said.kind == 'i') {
+    catch_up();
+  } else if (size == sizeof said && said.kind == 'x' && (!outside || WIFSIGNALED(said.status))) {
+    close(reply);
+    reply = -1;
+    unborn = 0;
+    account(&commands[0].ending, &said.use);
+    end_command(0, said.status);
+    catch_up();
+  } else if (size == sizeof said) {
+    errno = said.kind == 'e' ? said.status : ECHILD;
     die("a fork of the preloaded interpreter");
+  } else {
+    errno = EPIPE;
+    die("the preloaded interpreter, which has ended");
   }
-  close(reply);
-  reply = -1;
-  unborn = 0;
-  account(&commands[0].ending, &said.use);
-  end_command(0, said.status);
 }
 
 static void tell_stats(void) {
@@ -789,8 +897,14 @@ static void tell_stats(void) {
   char text[1024];
   unsigned long long ticks = 0;
   stats.memory_kb = sum_kb("status", "RssAnon:", "RssShmem:");
-  stats.num_processes = list_processes(seen);
-  for (uint32_t i = 0; i < stats.num_processes; i++) {
+  int count = list_processes(seen), hidden = 0; /* the latter have not executed yet */
+  for (int number = 0; number <= MAX_SPAWNED; number++) {
+    int at = commands[number].alive && commands[number].pid > 0 ? 0 : count + 1;
+    while (at < count && seen[at] != commands[number].pid) at++;
+    hidden += at == count;
+  }
+  stats.num_processes = count + hidden;
+  for (int i = 0; i < count; i++) {
     char *at = stat_fields(seen[i], text, sizeof text);
     for (int field = 3; at && field < 14; field++) at = (at = strchr(at, ' ')) ? at + 1 : 0;
     for (int field = 0; at && field < 4; field++) ticks += strtoull(at, &at, 10);
@@ -799,15 +913,11 @@ static void tell_stats(void) {
   if (send_message(control, &stats, sizeof stats, 0, 0)) _exit(0);
 }
 
-static void answer(char kind) {
-  if (send_message(control, &kind, 1, 0, 0)) _exit(0);
-}
-
 /* Does what the controller asks for. */
 static void obey(int null) {
   int fds[MAX_FDS], num_fds;
   ssize_t size = receive_message(control, fds, &num_fds);
-  struct program program;
+  struct program program = {0};
   uint32_t id;
   if (size <= 0) _exit(0); /* the controller is gone, or wants this sandbox gone */
   if (message[0] == 'K' && size == 5) {
@@ -815,13 +925,12 @@ static void obey(int null) {
     if (id > MAX_SPAWNED || !commands[id].alive) return;
     if (!num_spawned) kill_all(SIGKILL);
     else clear(id);
-    if (!id) kill_snippet = unborn;
+    if (!id) kill_snippet = outside;
   } else if (message[0] == 'Z') {
-    paused = 1;
-    kill_all(SIGSTOP);
-    answer('z');
+    owed_pause = 1;
+    if (!outside) pause_all(); /* else it might stop before it can say that it is in */
   } else if (message[0] == 'W') {
-    paused = 0;
+    paused = owed_pause = 0;
     kill_all(SIGCONT);
     answer('w');
   } else if (message[0] == 'Q') {
@@ -855,27 +964,35 @@ static void init_loop(void) {
   int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
   loads = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
   if (signals < 0 || null < 0 || loads < 0) die("the first process's descriptors");
-  if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter)) die("the system-call filter");
+  if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filters[no_sysv])) die("the system-call filter");
   filtered = 1;
+  answer('R'); /* a command would run at once */
   struct signalfd_siginfo ignored;
-  int told = 1; /* whether the controller knows that the command has started */
+  uint64_t watch_us = 0; /* when to look at the memory next, however busy it is until then */
+  int told = 1;          /* whether the controller knows that the command has started */
+  int unreaped = 0;
   for (;;) {
     struct pollfd ready[3] = {{control, POLLIN, 0}, {signals, POLLIN, 0}, {reply, POLLIN, 0}};
-    int runs = commands[0].alive, wait_ms = -1;
-    if (runs || num_spawned) wait_ms = WATCH_MS;
-    if (runs && !told && !unborn) wait_ms = QUICK_US / 1000;
-    int num = poll(ready, 3, wait_ms);
+    uint64_t now = now_us(), until_us = 0;
+    if (paused || !(commands[0].alive || num_spawned)) watch_us = 0;
+    else if (!watch_us) watch_us = now + WATCH_US;
+    until_us = watch_us;
+    if (commands[0].alive && !told && !unborn) until_us = commands[0].began_us + QUICK_US;
+    int wait_ms = until_us ? 0 : -1;
+    if (until_us > now) wait_ms = (until_us - now + 999) / 1000;
+    int num = poll(ready, 3, unreaped ? 0 : wait_ms);
     if (num < 0 && errno != EINTR) _exit(73);
-    if (num == 0 && !paused && wait_ms == WATCH_MS) {
+    if (watch_us && now >= watch_us) {
+      watch_us = now + WATCH_US;
       if (count_oom_kills() > oom_kills || (config.memory && too_much_memory())) {
         for (int i = 0; i <= MAX_SPAWNED; i++) commands[i].ending.oom = 1;
         kill_all(SIGKILL);
       }
     }
     if (num > 0 && ready[2].revents) hear_nest();
-    if (num > 0 && ready[1].revents) {
+    if (unreaped || (num > 0 && ready[1].revents)) {
       while (read(signals, &ignored, sizeof ignored) > 0) continue;
-      reap();
+      unreaped = reap() > 0;
     }
     if (num > 0 && ready[0].revents) {
       int before = commands[0].alive;
@@ -925,14 +1042,16 @@ static void become_init(int socket, int mapped) {
   if (sethostname("sandbox", 7)) die("the host name");
   if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2")) die("/proc");
   if (write_file("/proc/sys/user/max_user_namespaces", "0")) die("no more user namespaces");
+  /* Memory that no process holds: within bounds where the kernel lets the namespace's owner set them, else none. */
+  no_sysv = write_file("/proc/sys/kernel/shmall", "256") || write_file("/proc/sys/kernel/msgmni", "8") ||
+            write_file("/proc/sys/kernel/sem", "250 2000 32 8");
+  /* An ordinary user's programs could lower their oom_score_adj, and the host's OOM killer would prefer others. */
+  if (mount(0, "/proc", 0, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, 0))
+    die("a read-only /proc");
   if (put_tmpfs("/tmp", config.tmp_bytes, "1777")) die("/tmp");
   if (put_tmpfs("/dev/shm", 1 << 20, "1777")) die("/dev/shm");
-  /* Memory that no process holds: kept within bounds where the kernel lets the namespace's owner set them. */
-  (void)!write_file("/proc/sys/kernel/shmall", "256");
-  (void)!write_file("/proc/sys/kernel/msgmni", "8");
   for (int cap = 0; cap < 64; cap++)
     if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) && errno == EINVAL) break;
-  if (send_message(control, "R", 1, 0, 0)) _exit(0);
 }
 
 /* ------------------------------------------------------------------------------------------------ nest */
@@ -962,20 +1081,6 @@ static void find_arguments(void) {
   argument_bytes = end - start;
 }
 
-/* In a child of the nest: enters a sandbox, whose namespaces are in `fds`, and becomes a program there. The
- * network comes first: it belongs to its maker's user namespace, not to the sandbox's. */
-static void enter(const int *fds, int num_fds, struct program *program) {
-  prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until the filter holds, nobody inside may trace it */
-  for (int i = 11; i < num_fds; i++)
-    if (write(fds[i], "0", 1) != 1) _exit(125);
-  for (int i = 0; i < 6; i++)
-    if (syscall(SYS_setns, fds[i], 0)) _exit(125);
-  memcpy(program->fds, fds + 8, sizeof program->fds);
-  become_model(program);
-  show_arguments(program->argv);
-  prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); /* a program may look at itself */
-}
-
 static void tell_init(int socket, int kind, int status, const struct rusage *use) {
   struct {
     int32_t kind, status;
@@ -985,21 +1090,40 @@ static void tell_init(int socket, int kind, int status, const struct rusage *use
   send_message(socket, &said, sizeof said, 0, 0);
 }
 
+/* In a child of the nest: enters a sandbox, whose namespaces are in `fds`, and becomes a program there. The
+ * network comes first: it belongs to its maker's user namespace, not to the sandbox's. */
+static void enter(const int *fds, int num_fds, struct program *program) {
+  int failed = 0;
+  prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* until the filter holds, nobody inside may trace it */
+  for (int i = 11; i < num_fds && !failed; i++) failed = write(fds[i], "0", 1) != 1;
+  for (int i = 1; i < 7 && !failed; i++) failed = syscall(SYS_setns, fds[i], 0);
+  if (failed) {
+    tell_init(fds[0], 'e', errno, 0);
+    _exit(125);
+  }
+  memcpy(program->fds, fds + 8, sizeof program->fds);
+  program->kept = fds[0];
+  become_model(program);
+  show_arguments(program->argv);
+  prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); /* a program may look at itself, and init now sees it in /proc */
+  tell_init(3, 'i', 0, 0);
+  close(3);
+}
+
 static struct child {
   pid_t pid;
   int reply;
 } *children = 0;
 static int num_children = 0, room_children = 0;
 
-static int keep_child(pid_t pid, int other) {
-  if (num_children == room_children) {
-    int room = room_children ? 2 * room_children : 64;
-    struct child *more = realloc(children, room * sizeof *children);
-    if (!more) return -1;
-    children = more;
-    room_children = room;
-  }
-  children[num_children++] = (struct child){pid, other};
+/* Makes sure that one more child can be kept; returns 0, or -1 with errno. */
+static int make_room(void) {
+  if (num_children < room_children) return 0;
+  int room = room_children ? 2 * room_children : 64;
+  struct child *more = realloc(children, room * sizeof *children);
+  if (!more) return -1;
+  children = more;
+  room_children = room;
   return 0;
 }
 
@@ -1030,7 +1154,7 @@ int cell_nest(int requests) {
   int fds[MAX_FDS], num_fds;
   sigset_t child_signal;
   struct signalfd_siginfo ignored;
-  struct program program;
+  struct program program = {0};
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   control = requests;
   ssize_t size = receive_message(requests, fds, &num_fds);
@@ -1038,7 +1162,7 @@ int cell_nest(int requests) {
   if (!kept) _exit(0);
   memcpy(kept, message, size + 1);
   parse_config(kept, size, fds, num_fds);
-  build_filter(0);
+  build_filters(0);
   explicit_bzero(kept, size); /* a snippet may read all memory of its parent; numbers are all that it needs */
   explicit_bzero(message, sizeof message);
   find_arguments();
@@ -1058,9 +1182,9 @@ int cell_nest(int requests) {
     if (!ready[0].revents) continue;
     size = receive_message(requests, fds, &num_fds);
     if (size <= 0) _exit(0);
-    if (num_fds < 11 || parse_program(size, &program)) _exit(77);
     pid_t pid = -1;
-    if (!syscall(SYS_setns, fds[6], CLONE_NEWPID)) {
+    errno = EMFILE; /* what the kernel does not say when a descriptor finds no place */
+    if (num_fds >= 11 && !parse_program(size, &program) && !make_room() && !syscall(SYS_setns, fds[7], CLONE_NEWPID)) {
       pid = fork();
       if (pid == 0) {
         close(signals);
@@ -1072,10 +1196,9 @@ int cell_nest(int requests) {
     int why = errno;
     explicit_bzero(message, size); /* the next snippet is no business of this one's */
     if (syscall(SYS_setns, home, CLONE_NEWPID)) _exit(78);
-    if (pid > 0 && keep_child(pid, fds[7])) _exit(79);
-    tell_init(fds[7], pid > 0 ? 's' : 'e', why, 0);
-    for (int i = 0; i < num_fds; i++)
-      if (i != 7 || pid <= 0) close(fds[i]);
+    if (num_fds) tell_init(fds[0], pid > 0 ? 's' : 'e', why, 0);
+    if (pid > 0) children[num_children++] = (struct child){pid, fds[0]};
+    for (int i = pid > 0; i < num_fds; i++) close(fds[i]);
   }
 }
 
@@ -1343,7 +1466,7 @@ static void make_networks(int requests) {
 static int networks = -1; /* to the maker of network namespaces */
 static pid_t helpers[2];
 
-static void start_helpers(void) {
+static void start_networks(void) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) die("a socket");
   pid_t pid = fork();
@@ -1356,6 +1479,7 @@ static void start_helpers(void) {
   }
   helpers[0] = pid;
   close(ends[1]);
+  if (networks >= 0) close(networks);
   networks = ends[0];
   for (int i = 0; i < STOCK; i++)
     if (write(networks, "n", 1) != 1) die("a helper");
@@ -1380,7 +1504,7 @@ static void start_nest(ssize_t config_size, const char *text) {
   }
   helpers[1] = pid;
   close(ends[1]);
-  close(config.library);
+  if (nest >= 0) close(nest);
   nest = ends[0];
   if (send_message(nest, text, config_size, 0, 0)) die("the preloaded interpreter");
 }
@@ -1466,12 +1590,15 @@ static void find_place(struct place *place, int *failed) {
 /* Takes note of children that have ended, and removes their places. Returns how many live, the helpers too. */
 static int reap_cells(int flags) {
   pid_t pid;
-  while ((pid = waitpid(-1, 0, flags)) > 0)
+  while ((pid = waitpid(-1, 0, flags)) > 0) {
+    for (int i = 0; i < 2; i++)
+      if (helpers[i] == pid) helpers[i] = 0;
     for (int i = 0; i < num_cells; i++)
       if (cells[i].pid == pid) {
         cells[i].pid = 0;
         break;
       }
+  }
   int gone = pid < 0;
   for (int i = num_cells - 1; i >= 0; i--)
     if (!cells[i].pid && !(config.num_groups && remove_place(cells[i].place))) cells[i] = cells[--num_cells];
@@ -1619,12 +1746,18 @@ static void serve(int socket) {
       syscall(SYS_rt_sigaction, number, &standard, 0, 8);
     }
   (void)!write_file("/proc/self/oom_score_adj", "500"); /* rather a sandbox than the trainer */
+  struct rlimit descriptors;
+  if (!getrlimit(RLIMIT_NOFILE, &descriptors)) {
+    descriptors.rlim_cur = descriptors.rlim_max; /* a program has its own limit */
+    (void)!setrlimit(RLIMIT_NOFILE, &descriptors);
+  }
   leave_host();
-  if (getrandom(&secret, sizeof secret, 0) != sizeof secret || !(secret >> 32)) secret = 0;
-  build_filter(secret);
+  while (!secret)
+    if (getrandom(&secret, sizeof secret, 0) != sizeof secret) die("a random number");
+  build_filters(secret);
   build_root();
   if (config.image && !try_image()) config.image = 0;
-  start_helpers();
+  start_networks();
   if (config.single_uid) config_size += snprintf(nest_config + config_size, 20, "single_uid=1") + 1;
   start_nest(config_size, nest_config);
   sigemptyset(&child_signal);
@@ -1653,6 +1786,8 @@ static void serve(int socket) {
     ssize_t size = receive_message(control, fds, &num_fds);
     if (size <= 0) leave();
     if (message[0] != 'C' || size != 5 || num_fds != 1) _exit(75);
+    if (!helpers[0]) start_networks(); /* somebody killed it */
+    if (!helpers[1]) start_nest(config_size, nest_config);
     if (make_sandbox(fds[0])) init_loop();
   }
 }
