@@ -86,9 +86,11 @@ class ContainerProvider(RemoteProvider):
         return _guarantees(engine)
 
     async def _probe(self) -> None:
-        probe = self.new("preflight", {"run": f"preflight-{os.getpid()}"})
+        probe = self.new(*self.probe)
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
+        except SandboxUnavailableError:
+            raise
         except SandboxError as error:
             raise SandboxUnavailableError(
                 f"a container must start and run python3: {error.rule}",

@@ -57,7 +57,7 @@ class ModalProvider(RemoteProvider):
         await service.again(
             "fetch the image", lambda: service.image.build.aio(service.app), timeout_s=_BUILD_S
         )
-        probe = self.new("preflight", {"run": f"preflight-{os.getpid()}"})
+        probe = self.new(*self.probe)
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
         finally:

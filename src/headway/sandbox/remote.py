@@ -68,8 +68,11 @@ class RemoteSandbox(WithoutSpawns):
         self._turn = asyncio.Lock()
         self._pausing = asyncio.Lock()
         self._paused = False
+        self._going_on = asyncio.Event()  # clear while it is paused
+        self._going_on.set()
         self._wall: Countdown | None = None  # of the command that runs
         self._made = self._lost = self._terminated = False
+        self._begun = False  # whether there may be a machine
         self._events: Mapping[str, int] = {}
         self._running: asyncio.Future[Cause] | None = None
 
@@ -108,7 +111,8 @@ class RemoteSandbox(WithoutSpawns):
             if self._paused:
                 raise SandboxError("a paused sandbox runs nothing until it is resumed", value=self._id)
             await self._use()
-            if self._terminated:  # while it was made
+            await self._going_on.wait()  # it may have been paused while it was made
+            if self._terminated:
                 return ExecResult(None, None, "", "", False, "killed", 0.0)
             return await self._run(program("run", job), stdin, wanted)
 
@@ -142,6 +146,7 @@ class RemoteSandbox(WithoutSpawns):
             if self._made:
                 await self.machine.hold(still=True)
             self._paused = True
+            self._going_on.clear()
             if self._wall is not None:
                 self._wall.pause()
 
@@ -157,6 +162,7 @@ class RemoteSandbox(WithoutSpawns):
                     raise SandboxError("the sandbox was lost while it was paused", value=self._id)
                 await self.machine.hold(still=False)
             self._paused = False
+            self._going_on.set()
             if self._wall is not None:
                 self._wall.resume()
 
@@ -248,12 +254,19 @@ class RemoteSandbox(WithoutSpawns):
     async def terminate(self) -> None:
         """End every process and remove every file; idempotent."""
         self._terminated = True
+        self._going_on.set()
         if self._running is not None and not self._running.done():
             self._running.set_result("killed")
-        async with self._turn:
-            if self._made:
-                await whole(self.machine.end())
-        self._on_end()
+        try:
+            async with self._turn:
+                if self._begun:
+                    await whole(self._ended())
+        finally:
+            self._on_end()
+
+    async def _ended(self) -> None:
+        await self.machine.end()
+        self._begun = False
 
     # --- parts
 
@@ -287,15 +300,22 @@ class RemoteSandbox(WithoutSpawns):
         self._usable()
         if not self._made:
             image = await self._image()
+            self._begun = True
             try:
                 await whole(self.machine.make())  # what was begun can be undone only when it has ended
                 await self._file_call("prepare", self._job(), once(b""), Sink(0), WORK)
                 if image is not None:
                     await self._send(image.path)
             except BaseException:
-                await whole(self.machine.end())
+                try:
+                    await whole(self._ended())
+                except SandboxError:  # `terminate` tries again, and tells
+                    self._lost = True
                 raise
-            self._made = True
+            async with self._pausing:  # whoever paused or resumed it meanwhile found nothing to hold
+                if self.machine.pauses:
+                    await self.machine.hold(still=self._paused)
+                self._made = True
 
     async def _run(self, argv: Sequence[str], stdin: bytes, limits: ExecLimits) -> ExecResult:
         loop = asyncio.get_running_loop()

@@ -161,6 +161,8 @@ def sandbox(subject: Subject) -> Iterator[Finding]:
         return
     try:
         tried = asyncio.run(_try(subject.config.sandbox))
+    except SandboxUnavailableError:
+        raise
     except SandboxError as error:
         yield from failed(
             SandboxUnavailableError(
