@@ -290,8 +290,9 @@ class SandboxLease:
             with contextlib.suppress(SandboxError), _ours():  # of what is left of it
                 await inner.terminate()
             if self.record.kept:
+                began = stopwatch()
                 try:
-                    with self._starting() as began:
+                    with self._starting():
                         sandbox, _ = await self._built()
                         await self._still_wanted(sandbox)
                 except SandboxError as error:
@@ -391,8 +392,9 @@ class SandboxLease:
         finally:
             self._waited_s, self._wanted_at = self.waited_s, None
         self._check()
+        began = stopwatch()
         try:
-            with self._starting() as began:
+            with self._starting():
                 sandbox, origin = await self._built()
                 await self._still_wanted(sandbox)
         except SandboxRefusedError as error:
@@ -415,11 +417,11 @@ class SandboxLease:
         return True
 
     @contextlib.contextmanager
-    def _starting(self) -> Generator[float]:
+    def _starting(self) -> Generator[None]:
         """Let it count as starting; an ending that somebody asked for meanwhile is told when that is over."""
-        began = self._starts_at = stopwatch()
+        self._starts_at = stopwatch()
         try:
-            yield began
+            yield
         finally:
             self._starts_at = None
             if self._owed is not None:

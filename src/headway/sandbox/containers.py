@@ -28,7 +28,7 @@ from headway.core.protocols import Guarantee
 from headway.sandbox import command_line
 from headway.sandbox.layout import WORK
 from headway.sandbox.machine import MODEL_UID, Output, program
-from headway.sandbox.remote_provider import RemoteProvider
+from headway.sandbox.remote_provider import USAGE_OF_MACHINES, RemoteProvider
 
 if TYPE_CHECKING:
     from headway.sandbox.settings import SandboxSettings
@@ -259,6 +259,7 @@ def _guarantees(engine: Engine) -> list[Guarantee]:
     engines = f"{engine}'s own filter of system calls, whatever it is"
     return [
         *(Guarantee(name, "enforced") for name in enforced),
+        USAGE_OF_MACHINES,
         Guarantee("files", "enforced")
         if engine == "docker"
         else Guarantee("files", "best-effort", "podman's tmpfs have no limit on files; they are counted"),

@@ -90,7 +90,7 @@ class PooledProvider:
         self.spawns: bool = inner.spawns
         self.pauses: bool = inner.pauses
         self._max_live = max_live
-        self._run_id = run_id
+        self.run_id = run_id
         self._out: dict[str, PooledSandbox | None] = {}  # None while it is being made
         self._bell = Bell()
         self._book = book
@@ -197,7 +197,7 @@ class PooledProvider:
                 await sandbox.terminate()
             except (SandboxError, OSError) as error:  # the others are to go all the same
                 failures.append(error)
-        if run_id == self._run_id:
+        if run_id == self.run_id:
             await self.stock.end_all()
         num_others = await self.inner.reap(run_id)
         if failures:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headway.core.errors import SandboxUnavailableError
+from headway.core.protocols import Guarantee
 from headway.sandbox.images import Image, image_of
 from headway.sandbox.remote import RemoteSandbox
 from headway.sandbox.roster import RosterProvider
@@ -15,6 +16,14 @@ from headway.sandbox.roster import RosterProvider
 if TYPE_CHECKING:
     from headway.sandbox.machine import Machine
     from headway.sandbox.settings import SandboxSettings
+
+
+USAGE_OF_MACHINES = Guarantee(
+    "usage",
+    "best-effort",
+    "CPU and memory are told where a machine shows its cgroup of version 2 (0 elsewhere), those of Headway's "
+    "own programs in it included; files and disk always",
+)
 
 
 class RemoteProvider(RosterProvider[RemoteSandbox]):
