@@ -79,7 +79,7 @@ def refused(ctx: Context, event: SandboxRefused) -> None:
         refusals.num_in_row += 1
         refusals.until_s = ctx.now + max(pause_s, event.retry_after_s)
     refusals.reason, refusals.most_starting = event.reason, 1
-    refusals.level = 0 if event.retry_after_s else ctx.index.num_live_sandboxes
+    refusals.level, refusals.rests = ctx.index.num_live_sandboxes, event.retry_after_s > 0
 
 
 def refusing(ctx: Context) -> bool:
@@ -169,9 +169,12 @@ def _may_start(ctx: Context) -> bool:
     limits = (ctx.settings.max_starting_sandboxes, state.refusals.most_starting)
     if any(limit and ctx.index.num_starting_sandboxes >= limit for limit in limits):
         return False
-    if state.refusals.until_s > ctx.now and ctx.index.num_live_sandboxes >= state.refusals.level:
-        ctx.index.expect("starts", state.refusals.until_s)
+    refusals, live = state.refusals, ctx.index.num_live_sandboxes
+    if refusals.until_s > ctx.now and (refusals.rests or live >= refusals.level):
+        ctx.index.expect("starts", refusals.until_s)
         return False
+    if refusals.reason and live > refusals.level:
+        return False  # one asks already whether there is more
     if not rate:
         return True
     burst_s = max(0.0, 1.0 - 1.0 / rate)

@@ -189,7 +189,7 @@ class _Container:
     def command(self) -> list[str]:
         """Return the command line that starts it."""
         settings = self._settings
-        memory = settings.memory_mb + settings.work_mb + 2 * settings.tmpfs_mb + _BESIDE_MB
+        memory = memory_mb(settings)
         flags = "rw,exec,nosuid,nodev,mode=1777"
         if self._engine == "docker":
             flags += f",nr_inodes={settings.max_files + 1}"  # one is the folder's own
@@ -249,6 +249,11 @@ class _Container:
         code, _, said = await command_line.ask([self._engine, *words], _ANSWER_S)
         if code:
             raise SandboxError(f"{self._engine} {words[0]} failed: {said.strip()}", value=self.name)
+
+
+def memory_mb(settings: SandboxSettings) -> int:
+    """Return what all processes of a container may hold together, with what it keeps in memory, MiB."""
+    return settings.memory_mb + settings.work_mb + 2 * settings.tmpfs_mb + _BESIDE_MB
 
 
 def _guarantees(engine: Engine) -> list[Guarantee]:
