@@ -25,7 +25,8 @@ def command(as_json: bool) -> int:
 
     Those that your processes made and did not end. The state is starting; ready, made ahead and not used yet;
     live; ending, when its end failed and is tried again; silent, when the owner lives and renews nothing
-    for a minute; left over, when its owner died; gone, when it ended with its owner and only its lease is left.
+    for a minute; left over, when its owner died; gone, when it ended with its owner and only its lease is
+    left.
 
     \b
     Examples:
