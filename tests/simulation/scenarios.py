@@ -13,6 +13,7 @@ from headway.queue.recovery import RecoverySettings
 from headway.queue.scheduler import Scheduler
 from headway.queue.settings import (
     CheckpointSettings,
+    DeadlineSettings,
     EvalSettings,
     QueueSettings,
     SchedulerSettings,
@@ -64,6 +65,7 @@ def draw_settings(rng: random.Random) -> SchedulerSettings:
         checkpoint=CheckpointSettings(every_steps=rng.randint(0, 3)),
         eval=EvalSettings(num_tasks=rng.choice([0, 3]), every_steps=2),
         rollout_timeout_s=30.0,
+        deadlines=DeadlineSettings(sandbox_s=30.0),
         max_sandboxes=rng.randint(2, 8),
         verify_sandboxes=1,
         num_replicas=rng.randint(1, 3),

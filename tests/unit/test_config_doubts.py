@@ -25,3 +25,25 @@ def test_all_weights_with_the_rate_of_lora():
 @pytest.mark.parametrize("overrides", [["trainer.full=true", "trainer.learning_rate=1e-5"], []])
 def test_all_weights_with_another_rate_and_lora_with_its_own(overrides):
     assert "trainer.learning_rate" not in doubts(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("provider", "image", "longest_s"),
+    [("bubblewrap", "", 40), ("local", "", 120), ("podman", "", 80), ("modal", "files", 140)],
+)
+def test_a_start_may_take_all_that_it_waits_for_one_after_the_other(provider, image, longest_s):
+    given = (f"sandbox.provider={provider}", f"sandbox.image={image}", "sandbox.start_timeout_s=40")
+    assert "deadlines.sandbox_s" not in doubts(*given, f"deadlines.sandbox_s={longest_s}")
+    clash = doubts(*given, f"deadlines.sandbox_s={longest_s - 1}")["deadlines.sandbox_s"]
+    assert f"may take {longest_s} s to start" in clash.rule
+    assert doubts(f"sandbox.provider={provider}") == {}
+
+
+def test_the_folder_of_sandboxes_is_relative_to_the_file_that_names_it(tmp_path, monkeypatch):
+    (tmp_path / "below").mkdir()
+    file = tmp_path / "below" / "run.toml"
+    file.write_text('model.path = "tiny"\nenvironment.name = "arithmetic"\nsandbox.directory = "boxes"\n')
+    monkeypatch.chdir(tmp_path)
+    assert load_config(file).sandbox.directory == str(tmp_path / "below" / "boxes")
+    assert load_config(file, ["sandbox.directory=mine"]).sandbox.directory == str(tmp_path / "mine")
+    assert load_config(None, (*BASE, "sandbox.directory=mine")).sandbox.directory == str(tmp_path / "mine")

@@ -6,7 +6,7 @@ import pytest
 
 from headway.core.errors import SandboxError
 from headway.core.events import SandboxLost, SandboxReady, SandboxReleased, SandboxWanted, ToolEnded
-from headway.core.protocols import ExecResult, Usage
+from headway.core.protocols import ExecResult, SandboxStats, Usage
 from headway.core.records import SandboxUse
 from headway.environments.lease import SandboxLease
 from headway.sandbox.local import LocalProvider
@@ -18,6 +18,7 @@ class Told:
 
     warm = True
     usage = Usage(0.25, 1000)
+    holds = SandboxStats(cpu_s=0.75, memory_bytes=500, disk_bytes=4096, num_files=3)
 
     def __init__(self, broken=""):
         self.broken, self.made, self.ended = broken, 0, 0
@@ -34,10 +35,7 @@ class Told:
         if self.broken == "stats":
             await asyncio.sleep(3600)
 
-        class Stats:
-            disk_bytes, num_files, memory_bytes, cpu_s = 4096, 3, 500, 0.75
-
-        return Stats()
+        return self.holds
 
     async def terminate(self):
         self.ended += 1
@@ -151,7 +149,7 @@ async def test_a_verifiers_commands_are_no_tool_calls():
 
 async def test_a_provider_that_says_nothing_but_0_told_nothing(monkeypatch):
     monkeypatch.setattr(Told, "usage", Usage())
-    monkeypatch.setattr(Told, "stats", None)
+    monkeypatch.setattr(Told, "holds", SandboxStats())
     lease, told = lease_on(Provider(Told()))
     await lease.exec(["x"])
     await lease.release()

@@ -32,8 +32,7 @@ def begun(**settings):
         SchedulerSettings(
             queue=QueueSettings(group_size=SIZE, batch_size=SIZE, bound=1, max_running_rollouts=SIZE),
             eval=EvalSettings(num_tasks=0),
-            rollout_timeout_s=TIMEOUT_S,
-            **({"max_sandboxes": 100, "verify_sandboxes": 1} | settings),
+            **({"max_sandboxes": 100, "verify_sandboxes": 1, "rollout_timeout_s": TIMEOUT_S} | settings),
         )
     )
     asked = []
@@ -157,3 +156,71 @@ def test_a_refusal_that_comes_too_late_changes_nothing(late):
     scheduler.handle(of(SandboxRefused, name, "quota") if late == "released" else
                      SandboxRefused("t000000.0", 0, name, "quota"), 3.0)  # fmt: skip
     assert name not in scheduler.state.sandboxes
+
+
+def scoring(scheduler, at):
+    """The first rollout ends, and its verifier wants a sandbox; return its deadline."""
+    span = VersionSpan(0, 0, 4)
+    scheduler.handle(RolloutEnded("t000000.0", 0, "w:0:1", (span,), 4, 0, 1, 1, False), at)
+    due = scheduler.state.deadlines["score:t000000.0"]
+    scheduler.handle(SandboxWanted("t000000.0", 0, "v", "verify"), at)
+    return due
+
+
+def test_a_verifier_that_waits_for_a_refused_sandbox_is_charged_nothing():
+    scheduler, _ = begun(max_starting_sandboxes=1, score_timeout_s=5.0, rollout_timeout_s=1000.0)
+    grants(scheduler, of(SandboxReady, "s0", 0.5), 1.5)
+    due = scoring(scheduler, 2.0)
+    scheduler.handle(of(SandboxRefused, "s1", "quota", 700.0), 3.0)
+    now = due
+    while now < 703.0:
+        _, notes = scheduler.handle(DeadlinePassed(), now)
+        assert not [note for note in notes if isinstance(note, AttemptFailed)]
+        now, before = scheduler.state.deadlines["score:t000000.0"], now
+        assert now > before
+    assert grants(scheduler, DeadlinePassed(), 703.0) == ["v"]
+    scheduler.handle(SandboxReady("t000000.0", 0, "v", 0.5), 704.0)
+    # All that it waited is excused, once, but for seconds.
+    assert scheduler.state.deadlines["score:t000000.0"] == pytest.approx(due + 702.0, abs=3.0)
+
+
+def test_a_verifier_that_never_gets_one_fails_of_the_infrastructure_in_bounded_time():
+    scheduler, _ = begun(max_starting_sandboxes=1, score_timeout_s=5.0, max_score_tries=1)
+    grants(scheduler, of(SandboxReady, "s0", 0.5), 1.5)
+    now = scoring(scheduler, 2.0)
+    scheduler.handle(of(SandboxRefused, "s1", "no credits left", 9000.0), 3.0)
+    failed = []
+    while not failed:
+        _, notes = scheduler.handle(DeadlinePassed(), now)
+        failed = [n for n in notes if isinstance(n, AttemptFailed) and n.rollout == "t000000.0"]
+        now = scheduler.state.deadlines.get("score:t000000.0", now)
+    assert (failed[0].owner, failed[0].cause) == ("infrastructure", "sandbox")
+    assert "the provider refuses: no credits left" in failed[0].message
+    assert now < 3 * (TIMEOUT_S + 5.0 + 2 * scheduler.settings.deadlines.sandbox_s)
+
+
+def test_at_a_steady_quota_the_pause_grows_and_places_that_become_free_are_filled_at_once():
+    scheduler, granted = begun(max_starting_sandboxes=SIZE)
+    assert len(granted) == SIZE
+    for name in ("s0", "s1"):
+        scheduler.handle(of(SandboxReady, name, 0.1), 1.5)
+    for name in granted[2:]:
+        scheduler.handle(of(SandboxRefused, name, "quota of 2"), 2.0)
+    now, pauses = 2.0, []
+    for number in range(2, 6):
+        pauses.append(scheduler.state.refusals.until_s - now)
+        now += 0.25
+        over = f"s{number - 2}"
+        assert grants(scheduler, of(SandboxReleased, over), now) == [f"s{number}"]  # in the pause
+        assert grants(scheduler, of(SandboxReady, f"s{number}", 0.1), now) == []  # and no more
+        now = scheduler.state.refusals.until_s
+        assert grants(scheduler, DeadlinePassed(), now) == [f"s{number + 1}"]  # whether there is more
+        scheduler.handle(of(SandboxRefused, f"s{number + 1}", "quota of 2"), now)
+    assert pauses == [1.0, 2.0, 4.0, 8.0]
+
+
+def test_places_left_to_what_workers_keep_ready_are_granted_to_nobody():
+    scheduler, granted = begun(max_sandboxes=8, verify_sandboxes=2, ready_sandboxes=2)
+    assert len(granted) == 4
+    grants(scheduler, SettingChanged("sandbox.max_live", 4, True), 2.0)
+    assert (scheduler.settings.ready_sandboxes, scheduler.settings.verify_sandboxes) == (1, 1)

@@ -19,7 +19,8 @@ from headway.core.protocols import ExecResult, Guarantee
 from headway.matching.memory import checkpoint_bytes, estimate_memory, handover_bytes, rollouts_in_flight
 from headway.runtime.preflight import disk, machine, sandbox_limits, sandboxes
 from headway.runtime.preflight.machine import memory_bytes, processes_free
-from headway.sandbox.leases import LeaseBook
+from headway.sandbox import pools
+from headway.sandbox.leases import LeaseBook, own_label, read_books
 from headway.sandbox.settings import SandboxSettings
 from tests.unit.preflight_parts import found, only, subject
 
@@ -213,6 +214,27 @@ def test_the_quota_of_sandboxes(checkpoint):
     assert only(found(subject(checkpoint, *CODE, "sandbox.max_live=11"), "quota"), "ok")
 
 
+def test_places_for_what_several_workers_keep_ready_are_no_rollout_s(checkpoint):
+    given = (*CODE, "sandbox.provider=local", "sandbox.warm=3", "environment.workers=2")
+    text = only(found(subject(checkpoint, *given), "quota"), "ok").text
+    assert text.startswith("9 rollouts hold a sandbox at once")
+
+
+def test_the_sandbox_of_the_check_has_a_lease_and_a_label_of_its_own(checkpoint, monkeypatch):
+    seen = []
+    exec_once = Stranger.exec
+
+    async def exec_and_look(self, argv):
+        seen.extend(lease for book in read_books() if book.alive for lease in book.leases.values())
+        return await exec_once(self, argv)
+
+    monkeypatch.setattr(Stranger, "exec", exec_and_look)
+    monkeypatch.setattr(pools, "make_provider", lambda settings: Stranger())
+    found(subject(checkpoint, *CODE), "environment", "image", "sandbox")
+    mine = [lease for lease in seen if lease.labels["run"] == own_label("check")]
+    assert [lease.state for lease in mine] == ["live"]
+
+
 def test_limits_of_this_process(checkpoint, monkeypatch):
     limits = {resource.RLIMIT_NOFILE: 200, resource.RLIMIT_NPROC: 300}
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], limits[which]))
@@ -229,7 +251,8 @@ def test_limits_of_this_process(checkpoint, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("provider", "each_mb", "fits"), [("bubblewrap", 256 + 32, 3), ("local", 256 + 32 + 32, 3)]
+    ("provider", "each_mb", "fits"),
+    [("bubblewrap", 256 + 32, 3), ("local", 256 + 32 + 32, 3), ("podman", 256 + 32 + 2 * 32 + 64, 2)],
 )
 def test_memory_of_sandboxes_at_their_limits(checkpoint, monkeypatch, provider, each_mb, fits):
     monkeypatch.setattr(sandbox_limits, "memory_bytes", lambda: (8 << 30, 1 << 30))
@@ -353,6 +376,10 @@ def test_what_dead_runs_left_behind(checkpoint, tmp_path, monkeypatch):
     found_text = only(found(subject(checkpoint, *CODE), "left over"), "ok").text
     assert found_text == f"{text}; live processes have 1 here"
     book.close()
+    book = LeaseBook("mine", SandboxSettings(provider="local"), folder=folder)
+    book.begin("s", {"run": "mine"})
+    os.close(book._file)  # its owner is dead, and such a sandbox with it
+    assert only(found(subject(checkpoint, *CODE), "left over"), "ok").text == text
     monkeypatch.setattr(sandboxes, "read_books", Mock(side_effect=SandboxError("the folder cannot be made")))
     assert "cannot be made" in only(found(subject(checkpoint, *CODE), "left over"), "warning").text
 
@@ -361,6 +388,7 @@ class Stranger:
     """A provider elsewhere: slow, with a clock of its own, and sandboxes that stay."""
 
     stays, ahead_s = False, 0.0
+    snapshots = spawns = pauses = False
 
     async def preflight(self):
         return [Guarantee("network", "enforced")]
@@ -380,7 +408,7 @@ class Stranger:
 
 def test_a_slow_start_a_wrong_clock_and_a_sandbox_that_stays_are_told(checkpoint, monkeypatch):
     provider = Stranger()
-    monkeypatch.setattr(sandboxes, "make_provider", lambda settings: provider)
+    monkeypatch.setattr(pools, "make_provider", lambda settings: provider)
 
     def look():
         return found(subject(checkpoint, *CODE), "environment", "image", "sandbox")

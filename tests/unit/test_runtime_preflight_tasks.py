@@ -102,7 +102,7 @@ LINEAR = "trainer.schedule=linear"
         ("environment.rollout_timeout_s", ["sandbox.wall_s=20", "environment.rollout_timeout_s=20"],
          ["sandbox.wall_s=20", "environment.rollout_timeout_s=21"]),
         ("reward.timeout_s", ["sandbox.wall_s=30"], ["sandbox.wall_s=29"]),
-        ("deadlines.sandbox_s", ["sandbox.start_timeout_s=31"], ["sandbox.start_timeout_s=30"]),
+        ("deadlines.sandbox_s", ["sandbox.start_timeout_s=121"], ["sandbox.start_timeout_s=120"]),
     ],
 )  # fmt: skip
 def test_settings_that_work_against_one_another(checkpoint, key, overrides, mended):

@@ -106,7 +106,8 @@ class Scripted:
     def __init__(self, most):
         self.most, self.live, self.starting = most, {}, 0
         self.fate, self.most_starting, self.most_live = "well", 0, 0
-        self.log = []
+        self.log, self.ends = [], []
+        self.broken = False  # whether nothing can be ended
 
     async def preflight(self):
         return []
@@ -134,6 +135,12 @@ class Scripted:
     async def list(self, labels):
         return list(self.live)
 
+    async def end(self, sandbox_id, labels):
+        self.ends.append(sandbox_id)
+        if self.broken:
+            raise SandboxError("its engine does not answer")
+        return self.live.pop(sandbox_id, None) is not None
+
     async def reap(self, run_id):
         return 0
 
@@ -155,6 +162,8 @@ class Name:
 
     async def terminate(self):
         await asyncio.sleep(0)
+        if self.provider.broken:
+            raise SandboxError("its engine does not answer")
         self.provider.live.pop(self.id, None)
 
 

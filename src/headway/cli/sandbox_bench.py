@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -64,13 +65,14 @@ def _cell(one: dict[str, float]) -> Callable[[str], str]:
 
 async def _bench(name: str, seconds: float) -> dict[str, float] | str:
     """Return what was measured, or why nothing was."""
-    from headway.sandbox.measure import measure
-    from headway.sandbox.pools import settings_of
-    from headway.sandbox.providers import make_provider
+    from headway.sandbox.leases import own_label
+    from headway.sandbox.measure import AT_ONCE, measure
+    from headway.sandbox.pools import make_pool, settings_of
 
     try:
-        provider = make_provider(settings_of(name))
-        await provider.preflight()
-        return (await measure(provider, seconds)).summary()
+        limits = {"max_live": AT_ONCE + 1, "max_starting": AT_ONCE}
+        pool = make_pool(replace(settings_of(name), **limits), own_label("bench"), warm=0)
+        await pool.preflight()
+        return (await measure(pool, seconds)).summary()
     except HeadwayError as error:
         return str(error)

@@ -50,11 +50,11 @@ def command(provider: str | None, as_json: bool) -> int:
 
 
 async def _check(name: str) -> dict[str, Any]:
-    from headway.sandbox.pools import settings_of
-    from headway.sandbox.providers import make_provider
+    from headway.sandbox.leases import own_label
+    from headway.sandbox.pools import make_pool, settings_of
 
     try:
-        provider = make_provider(settings_of(name))
+        provider = make_pool(settings_of(name), own_label("check"), warm=0)
         began = stopwatch()
         guarantees = await provider.preflight()
         first_s, began = stopwatch() - began, stopwatch()

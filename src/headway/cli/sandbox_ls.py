@@ -24,8 +24,9 @@ def command(as_json: bool) -> int:
     r"""List the sandboxes of all runs on this machine.
 
     Those that your processes made and did not end. The state is starting; ready, made ahead and not used yet;
-    live; silent, when the owner lives and has renewed nothing for a minute; left over, when its owner died;
-    gone, when it ended with its owner and only its lease is left.
+    live; ending, when its end failed and is tried again; silent, when the owner lives and renews nothing
+    for a minute; left over, when its owner died; gone, when it ended with its owner and only its lease is
+    left.
 
     \b
     Examples:

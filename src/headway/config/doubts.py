@@ -101,10 +101,10 @@ def a_command_may_run_as_long_as_it_is_waited_for(config: Config) -> Iterator[Cl
         if wall >= limit:
             rule = f"a {who} is given up after {limit:g} s, and one command may run for {wall:g} s"
             yield Clash((key, "sandbox.wall_s"), rule, f"Use {2 * wall:g}, or a smaller sandbox.wall_s")
-    if sandbox.start_timeout_s > config.deadlines.sandbox_s:
+    if sandbox.longest_start_s > config.deadlines.sandbox_s:
         rule = f"a sandbox is given up after {config.deadlines.sandbox_s:g} s, and may take "
-        rule += f"{sandbox.start_timeout_s:g} s to start"
-        remedy = f"Use {sandbox.start_timeout_s:g}, or a smaller sandbox.start_timeout_s"
+        rule += f"{sandbox.longest_start_s:g} s to start"
+        remedy = f"Use {sandbox.longest_start_s:g}, or a smaller sandbox.start_timeout_s"
         yield Clash(("deadlines.sandbox_s", "sandbox.start_timeout_s"), rule, remedy)
 
 

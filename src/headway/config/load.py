@@ -51,7 +51,9 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     if source.left_out:
         print(f"note: {source.left_out}", file=sys.stderr, flush=True)
     _set_aside(source, SftConfig, Config, "headway sft")
-    _fix_hooks(source, Path() if path is None else path.parent)
+    folder = Path() if path is None else path.parent
+    _fix_hooks(source, folder)
+    _fix_folder(source, folder)
     config = validate(Config, source, examples=EXAMPLES, rules=RULES)
     return with_all_arguments(config)
 
@@ -129,6 +131,18 @@ def _fix_hooks(source: Source, folder: Path) -> None:
     sources = source.values.get("source")
     for name, table in cast("dict[str, Any]", sources).items() if isinstance(sources, dict) else ():
         _fix_hook(source, table, f"source.{name}", "environment", folder)
+
+
+def _fix_folder(source: Source, folder: Path) -> None:
+    """Make the path of the sandboxes' folder absolute: whoever ends what is left over runs elsewhere."""
+    table: object = source.values.get("sandbox")
+    if isinstance(table, dict):
+        values = cast("dict[str, Any]", table)
+        if isinstance(value := values.get("directory"), str) and value:
+            is_override = source.where("sandbox.directory") == COMMAND_LINE
+            values["directory"] = str(
+                (Path() if is_override else folder).absolute() / Path(value).expanduser()
+            )
 
 
 def _fix_hook(source: Source, table: object, section: str, name: str, folder: Path) -> None:

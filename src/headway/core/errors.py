@@ -86,12 +86,15 @@ class JournalError(UserError):
     """A journal cannot be read: another schema version, or damage in its middle."""
 
 
-class SandboxUnavailableError(UserError):
-    """The machine lacks a feature that the sandbox provider needs."""
-
-
 class SandboxError(HeadwayError):
     """The sandbox infrastructure failed; never the model's fault and never a reward."""
+
+
+class SandboxUnavailableError(SandboxError, UserError):
+    """The machine or the service lacks what the sandbox provider needs, and only a person can put it right.
+
+    Bad input before a run. In mid-run it is what every SandboxError is, a failure of the infrastructure.
+    """
 
 
 class SandboxRefusedError(SandboxError):

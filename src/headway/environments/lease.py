@@ -12,14 +12,16 @@ is rebuilt in the place that was granted: from the newest snapshot, if there is 
 after it, in their order. What they return then is not compared: a command that tells the time is no fault.
 
 A failure of the infrastructure is remembered: an environment may catch it and go on, but what it then makes
-of the rollout is no outcome, and no reward (`must_be_intact`).
+of the rollout is no outcome, and no reward (`must_be_intact`). So is an end that somebody else asked for, the
+scheduler at its deadline above all; the environment's own `terminate` is none. Whatever a provider raises at
+an end breaks one sandbox, told as lost, and never the worker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.clock import stopwatch
@@ -79,6 +81,7 @@ class SandboxLease:
         self.num_execs = 0
         self._use = UseSoFar()
         self._failure: SandboxError | None = None  # of the infrastructure
+        self._owed: Event | None = None  # an ending to be told when what is starting is gone
 
     @property
     def id(self) -> str:
@@ -110,9 +113,21 @@ class SandboxLease:
         elif self._state == "released":
             self._emit(SandboxReleased(self._rollout, self._attempt, self._id))  # the grant crossed its end
 
-    async def release(self) -> None:
-        """End the sandbox and give its place back; idempotent."""
+    async def release(self, by_itself: bool = False) -> None:
+        """End the sandbox and give its place back; idempotent.
+
+        Args:
+            by_itself: whether the environment asked for it; of anybody else it is a failure of what is then
+                still to come of the rollout.
+        """
         held = self.held
+        if self._failure is None and not by_itself and self._state != "released":
+            self._failure = SandboxError(
+                "a sandbox was released before its rollout had ended"
+                if self._starts_at is None
+                else "a sandbox must start within deadlines.sandbox_s",
+                value=self._id,
+            )
         self._state = "released"
         self._decided.set()
         ending: Event = SandboxReleased(self._rollout, self._attempt, self._id)
@@ -123,13 +138,15 @@ class SandboxLease:
                     use = None if self._calling else await self._use.at_its_end(inner)
                 finally:  # cancelled while it was asked, it must go all the same
                     await inner.terminate()
-            except (SandboxError, OSError) as error:
-                ending = self._lost(f"not removed: {error}", "end")
+            except Exception as error:  # whatever it is, other sandboxes are none the worse for it
+                ending = self._lost(f"not removed: {str(error) or type(error).__name__}", "end")
             else:
                 spent_s = stopwatch() - began
                 ending = SandboxReleased(self._rollout, self._attempt, self._id, spent_s, use)
             self._inner = None
-        if held:
+        if held and self._starts_at is not None:
+            self._owed = ending  # what is starting still takes its place
+        elif held:
             self._emit(ending)
 
     async def exec(
@@ -212,9 +229,10 @@ class SandboxLease:
         sandbox = await self._ready()
         self._calling += 1
         try:
-            value = await run(call, sandbox)
+            with _ours():
+                value = await run(call, sandbox)
         except SandboxError as error:
-            if self._state == "granted" and (call.op == "exec" or not await self._provider.alive(self._id)):
+            if self._state == "granted" and (call.op == "exec" or not await self._alive()):
                 self._failure = error
             if self.record.kept:
                 call.failed = error.rule
@@ -222,6 +240,8 @@ class SandboxLease:
             raise
         finally:
             self._calling -= 1
+        if self._state == "released":
+            self.must_be_intact()  # what was cut off by an end that nobody here asked for is no answer
         if self.record.kept:
             call.answered(value)
             self.record.calls.append(call)
@@ -234,6 +254,9 @@ class SandboxLease:
         try:
             result: ExecResult = await call.run(sandbox)
             cause, ran_s, used = result.cause, result.wall_s, self._use.add(result)
+        except asyncio.CancelledError:
+            cause = "killed"  # nothing failed
+            raise
         finally:
             number = self.num_execs
             self.num_execs += 1
@@ -253,7 +276,7 @@ class SandboxLease:
 
     async def terminate(self) -> None:
         """End the sandbox; see `Sandbox`."""
-        await self.release()
+        await self.release(by_itself=True)
 
     async def revive(self) -> None:
         """Make sure that what was done in the sandbox is there before the policy goes on.
@@ -261,19 +284,20 @@ class SandboxLease:
         Raises SandboxError when it is lost and no record is kept to rebuild it from.
         """
         async with self._lock:
-            if self._inner is None or self._state == "released" or await self._provider.alive(self._id):
+            if self._inner is None or self._state == "released" or await self._alive():
                 return
             inner, self._inner = self._inner, None
-            with contextlib.suppress(OSError, SandboxError):  # of what is left of it
+            with contextlib.suppress(SandboxError), _ours():  # of what is left of it
                 await inner.terminate()
             if self.record.kept:
                 began = stopwatch()
                 try:
-                    sandbox, _ = await self._built()
+                    with self._starting():
+                        sandbox, _ = await self._built()
+                        await self._still_wanted(sandbox)
                 except SandboxError as error:
                     self._failure = error
                     raise
-                await self._still_wanted(sandbox)
                 self._inner, spent_s = sandbox, stopwatch() - began
                 self.start_s += spent_s
                 self._emit(SandboxReady(self._rollout, self._attempt, self._id, spent_s, "rebuilt"))
@@ -296,9 +320,10 @@ class SandboxLease:
         if self._inner is None or self._calling or self.store is None or not self._provider.snapshots:
             return False
         num_calls = len(self.record.calls)
-        if not await self._provider.alive(self._id):
+        if not await self._alive():
             return False
-        digest = await self._provider.snapshot(self._id, self.store, {**self._labels, **labels})
+        with _ours():
+            digest = await self._provider.snapshot(self._id, self.store, {**self._labels, **labels})
         self.record.snapshot, self.record.num_calls_in_snapshot = digest, num_calls
         return True
 
@@ -311,8 +336,20 @@ class SandboxLease:
             assert self._inner is not None
             return self._inner
 
+    async def _alive(self) -> bool:
+        """Say whether what was done in it is there; a provider that cannot be asked has lost it."""
+        try:
+            with _ours():
+                return await self._provider.alive(self._id)
+        except SandboxError:
+            return False
+
     async def _built(self) -> tuple[Sandbox, Literal["new", "warm", "snapshot"]]:
         """Create the sandbox and bring it to the state that the record tells of; say what it came from."""
+        with _ours():
+            return await self._made()
+
+    async def _made(self) -> tuple[Sandbox, Literal["new", "warm", "snapshot"]]:
         record, sandbox = self.record, None
         first = record.num_calls_in_snapshot
         origin: Literal["new", "warm", "snapshot"] = "snapshot"
@@ -344,35 +381,52 @@ class SandboxLease:
         if self._state == "unused":
             self._state = "wanted"
             self._emit(SandboxWanted(self._rollout, self._attempt, self._id, self._purpose))
+        while not await self._started():
+            pass
+
+    async def _started(self) -> bool:
+        """Wait for a grant and start the sandbox; False when the provider refuses it, which tells itself."""
         self._wanted_at = stopwatch()
         try:
             await self._decided.wait()
         finally:
             self._waited_s, self._wanted_at = self.waited_s, None
         self._check()
-        began = self._starts_at = stopwatch()
+        began = stopwatch()
         try:
-            sandbox, origin = await self._built()
+            with self._starting():
+                sandbox, origin = await self._built()
+                await self._still_wanted(sandbox)
         except SandboxRefusedError as error:
+            self._waited_s += stopwatch() - began  # it was no start
             self._check()
             self._state = "wanted"
             self._decided.clear()
             said = (error.rule, error.retry_after_s)
             self._emit(SandboxRefused(self._rollout, self._attempt, self._id, *said))
-            await self._create()
-            return
+            return False
         except SandboxError as error:
+            self._check()
             self._state = "released"
             kind = "start_timeout" if "start_timeout_s" in error.rule else "start"
             self._emit(self._lost(error.rule, kind))
             self._failure = error
             raise
+        self._inner, self.start_s = sandbox, stopwatch() - began
+        self._emit(SandboxReady(self._rollout, self._attempt, self._id, self.start_s, origin))
+        return True
+
+    @contextlib.contextmanager
+    def _starting(self) -> Generator[None]:
+        """Let it count as starting; an ending that somebody asked for meanwhile is told when that is over."""
+        self._starts_at = stopwatch()
+        try:
+            yield
         finally:
             self._starts_at = None
-        await self._still_wanted(sandbox)
-        self._inner = sandbox
-        self.start_s = stopwatch() - began
-        self._emit(SandboxReady(self._rollout, self._attempt, self._id, self.start_s, origin))
+            if self._owed is not None:
+                self._emit(self._owed)
+                self._owed = None
 
     def _lost(self, cause: str, kind: str) -> SandboxLost:
         return SandboxLost(self._rollout, self._attempt, self._id, cause, kind)
@@ -380,12 +434,26 @@ class SandboxLease:
     async def _still_wanted(self, sandbox: Sandbox) -> None:
         """End a sandbox that was released by somebody who could not see it yet."""
         if self._state == "released":
-            await sandbox.terminate()
+            try:
+                with _ours():
+                    await sandbox.terminate()
+            except SandboxError as error:
+                self._owed = self._owed and self._lost(f"not removed: {error}", "end")
         self._check()
 
     def _check(self) -> None:
         if self._state == "released":
+            self.must_be_intact()
             raise SandboxError("a released sandbox cannot be used", value=self._id)
+
+
+@contextlib.contextmanager
+def _ours() -> Generator[None]:
+    """Let what the system refuses a provider (files, processes, a connection) be its own failure."""
+    try:
+        yield
+    except OSError as error:
+        raise SandboxError(f"the sandboxes' provider failed: {error}") from error
 
 
 def _must_be_runnable(argv: Sequence[str]) -> None:

@@ -76,8 +76,9 @@ async def try_once(
     temperature: float = 1.0,
     seed: int = 0,
     timeout_s: float = 300.0,
+    run_id: str = "try",
 ) -> Trial:
-    """Run one rollout and score it.
+    """Run one rollout and score it. `run_id` labels its sandboxes; no other live process may use it.
 
     Raises EnvironmentSetupError when the task cannot be made, DeadlineError when that takes
     longer than `timeout_s`.
@@ -97,7 +98,7 @@ async def try_once(
             Path(folder),
             events.put_nowait,
             limits,
-            "try",
+            run_id,
             settings,
         )
         purpose = "eval" if split == "eval" else "train"

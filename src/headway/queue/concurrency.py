@@ -123,7 +123,7 @@ def _sample_sandboxes(ctx: Context) -> bool:
     """Take the sandbox quota in; return whether it is what holds the limit down."""
     state, index = ctx.state.concurrency, ctx.index
     waiting = len(index.wanted["rollout"])
-    quota = ctx.settings.max_sandboxes - ctx.settings.verify_sandboxes
+    quota = ctx.settings.max_sandboxes - ctx.settings.ready_sandboxes - ctx.settings.verify_sandboxes
     used = (index.num_live_sandboxes + waiting) / max(1, quota)
     in_flight = sum(index.busy.values())
     if state.sandboxes is None:

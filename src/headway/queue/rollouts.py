@@ -191,12 +191,13 @@ def score_failed(ctx: Context, group: GroupState, rollout: RolloutState, event: 
     ctx.met(f"score:{rollout.id}")
     sandboxes.release_all(ctx, rollout)
     retry = rollout.score_tries < ctx.settings.max_score_tries and not rollout.pending
-    ctx.note(AttemptFailed(rollout.id, rollout.attempt, "reward", event.cause, event.message, retry))
+    owner = "infrastructure" if event.cause == "sandbox" else "reward"
+    ctx.note(AttemptFailed(rollout.id, rollout.attempt, owner, event.cause, event.message, retry))
     if retry:
         score(ctx, group, rollout)
         return
-    ctx.state.last_failure = f"reward failure ({event.cause}) in task {group.task_id}: {event.message}"
-    _lose(ctx, group, rollout, "reward" if not rollout.pending else rollout.owner)
+    ctx.state.last_failure = f"{owner} failure ({event.cause}) in task {group.task_id}: {event.message}"
+    _lose(ctx, group, rollout, rollout.owner if rollout.pending else owner)
 
 
 def cancel(ctx: Context, rollout: RolloutState, reason: str, owner: str = "scheduler") -> None:
@@ -224,8 +225,11 @@ def deadline(ctx: Context, kind: str, rollout_id: str) -> None:
         ctx.warn(f"{kind}_timeout", f"rollout {rollout.id} of task {group.task_id} did not {kind} in time")
         cancel(ctx, rollout, "deadline", owner="environment")
     elif kind == "score":
-        event = ScoreFailed(rollout.id, rollout.attempt, rollout.score_tries, "timeout", "no answer in time")
-        score_failed(ctx, group, rollout, event)
+        if sandboxes.wait_on(ctx, rollout):
+            return
+        waits, of = _waits_for_sandbox(ctx, rollout), (rollout.id, rollout.attempt, rollout.score_tries)
+        words = f"no answer in time: {waits}" if waits else "no answer in time"
+        score_failed(ctx, group, rollout, ScoreFailed(*of, "sandbox" if waits else "timeout", words))
     else:
         _never_ended(ctx, group, rollout)
 

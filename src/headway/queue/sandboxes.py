@@ -4,9 +4,11 @@ Rollouts may not take the last `verify_sandboxes` places, so rollouts that wait 
 lock one another out. Starting is a station of its own: `max_starting_sandboxes` at once, so many a second.
 
 A provider that refuses (SandboxRefused) is asked again by this rule and by nobody else: after a pause that
-doubles with every refusal in a row, by one grant, and by twice as many after each that succeeds. Meanwhile
-the sandbox keeps its place in the line, and no new group is let in behind those that wait. The time that a
-rollout waits for its sandbox moves its deadlines.
+doubles with every refusal, by one grant, and by twice as many after each that succeeds. The pause begins anew
+when more are live than beside the last refused one; in it only places that became free are filled again, and
+none where the provider said how long to wait. Meanwhile the sandbox keeps its place in the line, and no new
+group is let in behind those that wait. The time that a rollout or its verifier waits for a sandbox moves
+their deadlines.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_S = 1.0  # after a refusal
 _LONGEST_PAUSE_S = 30.0
+_LEAST_EXCUSE_S = 1.0
 
 
 def wanted(ctx: Context, rollout: RolloutState, event: SandboxWanted) -> None:
@@ -76,6 +79,7 @@ def refused(ctx: Context, event: SandboxRefused) -> None:
         refusals.num_in_row += 1
         refusals.until_s = ctx.now + max(pause_s, event.retry_after_s)
     refusals.reason, refusals.most_starting = event.reason, 1
+    refusals.level, refusals.rests = ctx.index.num_live_sandboxes, event.retry_after_s > 0
 
 
 def refusing(ctx: Context) -> bool:
@@ -84,18 +88,37 @@ def refusing(ctx: Context) -> bool:
 
 
 def _succeeded(ctx: Context) -> None:
-    """A sandbox started: whatever was refused, there is room again."""
+    """A sandbox started: where it took no place that had become free, there is room again."""
     refusals = ctx.state.refusals
+    if refusals.reason and ctx.index.num_live_sandboxes > refusals.level:
+        refusals.reason, refusals.num_in_row, refusals.until_s, refusals.level = "", 0, 0.0, 0
     if refusals.most_starting:
-        refusals.reason, refusals.num_in_row, refusals.until_s = "", 0, 0.0
         refusals.most_starting *= 2
         if refusals.most_starting >= (ctx.settings.max_starting_sandboxes or ctx.settings.max_sandboxes):
             refusals.most_starting = 0
 
 
+def wait_on(ctx: Context, rollout: RolloutState) -> bool:
+    """Move the deadline of a score that waits for its sandbox; False when it does not, or for too long.
+
+    Too long is what a rollout may take (`environment.rollout_timeout_s`): a provider that is gone for good
+    must not hold up a run for ever.
+    """
+    for name in rollout.sandboxes:
+        sandbox = ctx.state.sandboxes.get(name)
+        if sandbox is None or sandbox.purpose != "verify" or sandbox.stage not in ("wanted", "granted"):
+            continue
+        if ctx.now - sandbox.since_s < ctx.settings.rollout_timeout_s:
+            ctx.expect(f"score:{rollout.id}", _LEAST_EXCUSE_S)
+            _excuse(ctx, sandbox)
+            return True
+    return False
+
+
 def _excuse(ctx: Context, sandbox: SandboxState) -> None:
     """Let the time that a rollout or its verifier waited for it count against no deadline of theirs."""
-    waited_s, key = ctx.now - sandbox.since_s, f"score:{sandbox.rollout}"
+    waited_s, key = ctx.now - sandbox.since_s - sandbox.excused_s, f"score:{sandbox.rollout}"
+    sandbox.excused_s += waited_s
     if sandbox.purpose == "rollout":
         key = f"rollout:{sandbox.rollout}"
         if (found := ctx.find(sandbox.rollout)) is not None:
@@ -130,7 +153,8 @@ def grant(ctx: Context) -> None:
     index = ctx.index
     for purpose, reserve in (("verify", 0), ("rollout", ctx.settings.verify_sandboxes)):
         line = index.wanted[purpose]
-        while line and index.num_live_sandboxes < ctx.settings.max_sandboxes - reserve:
+        quota = ctx.settings.max_sandboxes - ctx.settings.ready_sandboxes - reserve
+        while line and index.num_live_sandboxes < quota:
             if not _may_start(ctx):
                 return
             name, sandbox = next(iter(line.items()))
@@ -145,9 +169,12 @@ def _may_start(ctx: Context) -> bool:
     limits = (ctx.settings.max_starting_sandboxes, state.refusals.most_starting)
     if any(limit and ctx.index.num_starting_sandboxes >= limit for limit in limits):
         return False
-    if state.refusals.until_s > ctx.now:
-        ctx.index.expect("starts", state.refusals.until_s)
+    refusals, live = state.refusals, ctx.index.num_live_sandboxes
+    if refusals.until_s > ctx.now and (refusals.rests or live >= refusals.level):
+        ctx.index.expect("starts", refusals.until_s)
         return False
+    if refusals.reason and live > refusals.level:
+        return False  # one asks already whether there is more
     if not rate:
         return True
     burst_s = max(0.0, 1.0 - 1.0 / rate)

@@ -159,6 +159,7 @@ class Scheduler:
                 changed.setdefault(section, {})[name] = value
         if "max_sandboxes" in flat:
             flat["verify_sandboxes"] = verify_places(flat["max_sandboxes"])
+            flat["ready_sandboxes"] = min(self._base.ready_sandboxes, flat["max_sandboxes"] // 4)
         sections = {
             name: dataclasses.replace(getattr(self._base, name), **values) for name, values in changed.items()
         }

@@ -244,7 +244,11 @@ class DeadlineSettings:
     checkpoint_s: float = setting(300.0, "Trainer saving a checkpoint.", gt=0)
     signal_s: float = setting(30.0, "Advantage function answering for one group.", gt=0)
     cancel_s: float = setting(10.0, "A cancelled rollout ending.", gt=0)
-    sandbox_s: float = setting(30.0, "A sandbox starting or ending.", gt=0)
+    sandbox_s: float = setting(
+        120.0,
+        "A sandbox starting or ending; a start that takes longer than sandbox.start_timeout_s fails before.",
+        gt=0,
+    )
 
 
 ELSEWHERE = {
@@ -257,6 +261,15 @@ ELSEWHERE = {
     "sandbox.max_live": "max_sandboxes",
 }
 """Keys of other rooms' sections that the scheduler follows: full key -> field of SchedulerSettings."""
+
+
+def ready_places(max_sandboxes: int, warm: int, num_workers: int) -> int:
+    """Return how many of the live sandboxes are left to what the environment workers keep ready.
+
+    A single worker's give way to whatever is granted, and take no place from it. Several workers cannot see
+    each other's: so that all stay within the quota, theirs have places of their own, a quarter at most.
+    """
+    return min(warm, max_sandboxes // 4) if num_workers > 1 else 0
 
 
 def verify_places(max_sandboxes: int) -> int:
@@ -289,7 +302,8 @@ class SchedulerSettings:
     rollout_timeout_s: float = 300.0  # without any event; four times this in all
     score_timeout_s: float = 30.0  # of one try
     max_score_tries: int = 2
-    max_sandboxes: int = 16  # live at once
+    max_sandboxes: int = 16  # live at once, those included that environment workers keep ready
+    ready_sandboxes: int = 0  # of these, left to what several workers keep ready, which none other gets
     verify_sandboxes: int = 2  # of these, kept free for verifiers
     max_sandbox_starts_per_s: float = 0.0  # 0 for no limit
     max_starting_sandboxes: int = 0  # at once; 0 for no limit

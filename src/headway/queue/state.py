@@ -138,6 +138,7 @@ class SandboxState:
     purpose: Literal["rollout", "verify"]
     stage: Literal["wanted", "granted", "ready", "releasing"] = "wanted"
     since_s: float = 0.0  # when it was wanted
+    excused_s: float = 0.0  # of the time since then, by how much deadlines were moved
 
 
 @dataclass(slots=True)
@@ -146,7 +147,9 @@ class RefusalState:
 
     reason: str = ""  # its words; "" when it refuses nothing
     num_in_row: int = 0  # that no sandbox's start came between
-    until_s: float = 0.0  # no grants before
+    until_s: float = 0.0  # no grants before, but for places that became free
+    rests: bool = False  # not for those either: the provider said how long to wait
+    level: int = 0  # sandboxes that were live beside what was refused last: so many there may be again
     most_starting: int = 0  # at once, doubled by each start that succeeds; 0 for no limit but the set one
 
 

@@ -22,7 +22,7 @@ from headway.core.commands import (
     StartRollout,
 )
 from headway.core.errors import EnvironmentSetupError
-from headway.core.events import CommandRefused, RolloutFailed, ScoreFailed, WorkerJoined
+from headway.core.events import CommandRefused, Noticed, RolloutFailed, ScoreFailed, WorkerJoined
 from headway.core.payload import PayloadWriter
 from headway.core.protocols import EngineCapabilities, Environment
 from headway.core.records import KEPT_IDS, ROUTED_EXPERTS, Message
@@ -32,11 +32,12 @@ from headway.environments.generation import GenerationLimits
 from headway.environments.host import HostSettings, RolloutHost
 from headway.environments.registry import build
 from headway.models.shape import read_shape
+from headway.queue.settings import ready_places
 from headway.renderers.chat import Renderer
 from headway.runtime.engine_client import RemoteEngine
 from headway.runtime.job import Job, payload_dir
 from headway.runtime.tasks import make, offer
-from headway.sandbox.pools import make_pool, sweep_left_overs
+from headway.sandbox.pools import kept_ready, make_pool, share, sweep_left_overs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,10 +59,11 @@ async def serve(job: Job, link: Link) -> None:
     check_levels(environments, config)
     for environment in environments.values():
         check_prompts(environment, renderer, config)
-    provider = make_pool(config.sandbox, job.run_id, config.environment.workers)
+    provider = make_pool(config.sandbox, job.run_id, _kept_ready(job))
     uses_sandboxes = any(environment.needs_sandbox for environment in environments.values())
+    unswept = ""
     if uses_sandboxes:
-        await sweep_left_overs()
+        unswept = await _sweep(job)
         await provider.preflight()
     can = expected_capabilities(config)
     engines = {replica: RemoteEngine(at, replica, can) for replica, at in job.generators}
@@ -83,6 +85,8 @@ async def serve(job: Job, link: Link) -> None:
         sources={name: environment for name, environment in environments.items() if name},
     )
     link.send("event", WorkerJoined("environment", job.name))
+    if unswept:
+        link.send("event", Noticed("sandbox_sweep", unswept))
     async with asyncio.TaskGroup() as tasks:
         readers = [tasks.create_task(engine.run()) for engine in engines.values()]
         running = tasks.create_task(host.run())
@@ -100,6 +104,30 @@ async def serve(job: Job, link: Link) -> None:
         for reader in readers:
             reader.cancel()
     payloads.close()
+
+
+def _kept_ready(job: Job) -> int:
+    """Return how many sandboxes this worker keeps ready: all, or its part of the places left to that."""
+    config = job.config
+    most, workers = kept_ready(config.sandbox), config.environment.workers
+    if workers == 1:
+        return most
+    number = int(job.name.removeprefix("environment"))
+    return share(ready_places(config.sandbox.max_live, most, workers), number, workers)
+
+
+async def _sweep(job: Job) -> str:
+    """End what dead processes left; return what to tell when that takes too long, "" else."""
+    limit_s = job.config.deadlines.sandbox_s
+    try:
+        async with asyncio.timeout(limit_s):
+            await sweep_left_overs()
+    except TimeoutError:
+        return (
+            f"environment worker {job.name} waited {limit_s:g} s (deadlines.sandbox_s) for the end of the "
+            "sandboxes that dead processes left, and goes on; `headway sandbox reap --all-dead` ends them"
+        )
+    return ""
 
 
 async def _sync(payloads: PayloadWriter) -> None:

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from headway.algorithms.advantages.signal import signal_function
 from headway.config.compose import Config
 from headway.config.stages import Change
 from headway.core.clock import RunClock
-from headway.core.errors import DiskFullError, HeadwayError, WorkerDiedError
+from headway.core.errors import DiskFullError, HeadwayError, SandboxError, WorkerDiedError
 from headway.core.events import CheckpointDone, Event, Noticed, StopAsked
 from headway.matching.memory import checkpoint_bytes, handover_bytes
 from headway.models.load import model_facts
@@ -37,6 +37,7 @@ from headway.runtime.housekeeper import Housekeeper, Tidy
 from headway.runtime.job import Job, Role, checkpoint_dir, weights_dir
 from headway.runtime.kept import best_checkpoint
 from headway.runtime.live import LiveDriver, Share, Threads
+from headway.runtime.model import say_aside
 from headway.runtime.view import View
 from headway.runtime.wire import address
 from headway.sandbox.pools import sweep_left_overs
@@ -105,7 +106,7 @@ def _live(prepared: Prepared) -> int:
         ending.callback(directory.end_life, run_dir)
         ending.callback(_write_summary, prepared)
         ending.callback(prepared.journal.close)
-        ending.callback(sweep, prepared.config, record, run_dir)
+        ending.callback(sweep, prepared.config, record, run_dir, prepared.say)
         try:
             Path(record.weights_dir).mkdir(mode=0o700, exist_ok=True)
             finish, death = asyncio.run(_Life(prepared, Path(record.weights_dir)).run())
@@ -149,9 +150,17 @@ def next_steps(finish: Finish, prepared: Prepared) -> list[str]:
     ]
 
 
-def sweep(config: Config, record: directory.LifeRecord, run_dir: Path) -> None:
-    """Remove what only a life needs: its sandboxes, and the versions that it handed over."""
-    asyncio.run(_end_sandboxes(config, record.run_id))
+def sweep(
+    config: Config, record: directory.LifeRecord, run_dir: Path, say: Callable[[str], None] = say_aside
+) -> None:
+    """Remove what only a life needs: its sandboxes, and the versions that it handed over.
+
+    Sandboxes that cannot be ended are told of by `say`: they must not hide how the life itself ended.
+    """
+    try:
+        asyncio.run(_end_sandboxes(config, record.run_id))
+    except (SandboxError, OSError) as error:
+        say(f"warning: a sandbox could not be ended: {error}. `headway sandbox reap --all-dead` tries again")
     shutil.rmtree(record.weights_dir, ignore_errors=True)
     shutil.rmtree(weights_dir(run_dir), ignore_errors=True)
 

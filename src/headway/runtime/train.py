@@ -14,13 +14,14 @@ from headway.core.events import RunStarted
 from headway.models.load import model_facts
 from headway.queue.entry_settings import Source
 from headway.queue.scheduler import Scheduler
-from headway.queue.settings import SchedulerSettings, verify_places
+from headway.queue.settings import SchedulerSettings, ready_places, verify_places
 from headway.runtime import directory, reserve
 from headway.runtime.life import Prepared, live
 from headway.runtime.preflight.checks import fast_part
 from headway.runtime.preflight.subject import Subject
 from headway.runtime.sinks import with_sinks
 from headway.runtime.view import View, open_view, say
+from headway.sandbox.pools import kept_ready
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
@@ -169,6 +170,9 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
         num_replicas=config.generator.replicas,
         max_sandboxes=config.sandbox.max_live,
         verify_sandboxes=verify_places(config.sandbox.max_live),
+        ready_sandboxes=ready_places(
+            config.sandbox.max_live, kept_ready(config.sandbox), config.environment.workers
+        ),
         max_sandbox_starts_per_s=config.sandbox.max_starts_per_s,
         max_starting_sandboxes=config.sandbox.max_starting,
         solved_reward=config.telemetry.solved_reward,

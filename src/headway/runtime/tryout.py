@@ -15,6 +15,7 @@ from headway.runtime.environment_worker import check_prompts, generation_limits,
 from headway.runtime.generator_worker import build_engine
 from headway.runtime.model import model_directory
 from headway.runtime.train import say
+from headway.sandbox.leases import own_label
 from headway.sandbox.pools import make_pool
 from headway.telemetry.terminal import console
 from headway.telemetry.transcript_text import TranscriptWriter
@@ -41,7 +42,8 @@ async def _run(
         environment = build(config.environment.name, config.environment.args, seed=config.run.seed)
     renderer = Renderer(model_dir)
     check_prompts(environment, renderer, config)
-    provider = make_pool(config.sandbox, "try")
+    label = own_label("try")
+    provider = make_pool(config.sandbox, label)
     if environment.needs_sandbox:
         await provider.preflight()
     limits = host_settings(config)
@@ -59,6 +61,7 @@ async def _run(
             level=level,
             temperature=temperature,
             seed=config.run.seed,
+            run_id=label,
             timeout_s=config.environment.rollout_timeout_s + limits.score_timeout_s + limits.cancel_grace_s,
         )
     finally:

@@ -28,7 +28,7 @@ from headway.core.protocols import Guarantee
 from headway.sandbox import command_line
 from headway.sandbox.layout import WORK
 from headway.sandbox.machine import MODEL_UID, Output, program
-from headway.sandbox.remote_provider import RemoteProvider
+from headway.sandbox.remote_provider import USAGE_OF_MACHINES, RemoteProvider
 
 if TYPE_CHECKING:
     from headway.sandbox.settings import SandboxSettings
@@ -86,9 +86,11 @@ class ContainerProvider(RemoteProvider):
         return _guarantees(engine)
 
     async def _probe(self) -> None:
-        probe = self.new("preflight", {"run": f"preflight-{os.getpid()}"})
+        probe = self.new(*self.probe)
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
+        except SandboxUnavailableError:
+            raise
         except SandboxError as error:
             raise SandboxUnavailableError(
                 f"a container must start and run python3: {error.rule}",
@@ -187,7 +189,7 @@ class _Container:
     def command(self) -> list[str]:
         """Return the command line that starts it."""
         settings = self._settings
-        memory = settings.memory_mb + settings.work_mb + 2 * settings.tmpfs_mb + _BESIDE_MB
+        memory = memory_mb(settings)
         flags = "rw,exec,nosuid,nodev,mode=1777"
         if self._engine == "docker":
             flags += f",nr_inodes={settings.max_files + 1}"  # one is the folder's own
@@ -249,6 +251,11 @@ class _Container:
             raise SandboxError(f"{self._engine} {words[0]} failed: {said.strip()}", value=self.name)
 
 
+def memory_mb(settings: SandboxSettings) -> int:
+    """Return what all processes of a container may hold together, with what it keeps in memory, MiB."""
+    return settings.memory_mb + settings.work_mb + 2 * settings.tmpfs_mb + _BESIDE_MB
+
+
 def _guarantees(engine: Engine) -> list[Guarantee]:
     enforced = (
         "network", "host_files", "environment", "wall", "output", "file_size", "disk", "memory", "pids",
@@ -257,6 +264,7 @@ def _guarantees(engine: Engine) -> list[Guarantee]:
     engines = f"{engine}'s own filter of system calls, whatever it is"
     return [
         *(Guarantee(name, "enforced") for name in enforced),
+        USAGE_OF_MACHINES,
         Guarantee("files", "enforced")
         if engine == "docker"
         else Guarantee("files", "best-effort", "podman's tmpfs have no limit on files; they are counted"),

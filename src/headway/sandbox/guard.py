@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_TRIES, _PAUSE_S = 60, 2.0
+_FOR_S, _FIRST_PAUSE_S, _PAUSE_S = 120.0, 0.05, 2.0
 _WAIT = 'read -r _; test -e "$1" && shift && exec "$@"'
 
 
@@ -43,14 +43,20 @@ def start(leases: Path) -> int:
 
 
 async def end_left_overs(leases: Path) -> None:
-    """Sweep one file until it is gone, or for some minutes: what was begun elsewhere may come to be later."""
+    """Sweep one file until it is gone, or for some minutes: what was begun elsewhere may come to be later.
+
+    Somebody else may have it, to look at it or to sweep it too, and die over it: it is gone when it is gone.
+    """
     from headway.sandbox.pools import provider_of
     from headway.sandbox.sweep import sweep
 
-    for _ in range(_TRIES):
-        if not (await sweep(provider_of, only=leases, folder=leases.parent)).failed:
+    slept_s, pause_s = 0.0, _FIRST_PAUSE_S
+    while slept_s < _FOR_S:
+        await sweep(provider_of, only=leases, folder=leases.parent)
+        if not await asyncio.to_thread(leases.exists):
             return
-        await asyncio.sleep(_PAUSE_S)
+        await asyncio.sleep(pause_s)
+        slept_s, pause_s = slept_s + pause_s, min(_PAUSE_S, 2 * pause_s)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from headway.core.clock import wall_time
-from headway.core.errors import SandboxError, UserError
+from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.sandbox.blobs import Held
 from headway.sandbox.cache import cache_folder
 from headway.sandbox.files import remove_tree
@@ -52,8 +52,8 @@ class Image:
 def image_of(source: str, owner: int | None = None) -> Image | None:
     """Return the image that `sandbox.image` names, built if need be; None for "". Blocks while it is built.
 
-    `owner` is the uid that files of /work have, None for the caller's. Raises UserError for a source that is
-    missing or cannot be used, with the reason.
+    `owner` is the uid that files of /work have, None for the caller's. Raises SandboxUnavailableError for a
+    source that is missing or cannot be used, with the reason.
     """
     if not source:
         return None
@@ -65,6 +65,8 @@ def image_of(source: str, owner: int | None = None) -> Image | None:
             return _of_requirements(path)
         if path.is_file():
             return _of_files(path, owner, lambda draft: _extract(path, draft, owner))
+    except SandboxUnavailableError:
+        raise
     except SandboxError as error:
         raise _bad(error.rule, error.value or str(path)) from error
     except OSError as error:
@@ -74,8 +76,8 @@ def image_of(source: str, owner: int | None = None) -> Image | None:
     )
 
 
-def _bad(rule: str, value: object, remedy: str = "") -> UserError:
-    return UserError(rule, value=value, remedy=remedy, key=_KEY)
+def _bad(rule: str, value: object, remedy: str = "") -> SandboxUnavailableError:
+    return SandboxUnavailableError(rule, value=value, remedy=remedy, key=_KEY)
 
 
 def _cache() -> Path:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import stat
@@ -381,8 +382,16 @@ def _begin(job: dict[str, Any]) -> None:
 
 def _over(job: dict[str, Any]) -> int:
     """Return the exit code for a work folder that is too large, 0 for one that is not."""
+    num_bytes, num_files = _sizes(job["work"], job["work_bytes"], job["max_files"])
+    if num_bytes > job["work_bytes"] or num_files > job["max_files"]:
+        return OVER_BYTES if num_bytes > job["work_bytes"] else OVER_FILES
+    return 0
+
+
+def _sizes(work: str, max_bytes: float = math.inf, max_files: float = math.inf) -> tuple[int, int]:
+    """Return bytes and number of what is in a folder, counted until one is beyond its limit."""
     num_bytes = num_files = 0
-    folders = [job["work"]]
+    folders = [work]
     while folders:
         try:
             entries = list(os.scandir(folders.pop()))
@@ -395,9 +404,9 @@ def _over(job: dict[str, Any]) -> int:
                 num_files += 1
                 if stat.S_ISDIR(info.st_mode):
                     folders.append(entry.path)
-        if num_bytes > job["work_bytes"] or num_files > job["max_files"]:
-            return OVER_BYTES if num_bytes > job["work_bytes"] else OVER_FILES
-    return 0
+        if num_bytes > max_bytes or num_files > max_files:
+            break
+    return num_bytes, num_files
 
 
 def _empty(root: str) -> None:
@@ -433,15 +442,40 @@ def _unlink(here: int) -> list[str]:
     return folders
 
 
+_GROUP = "/sys/fs/cgroup"
+_TOLD = (
+    ("memory.events", "oom_kill", "oom"),
+    ("pids.events", "max", "pids"),
+    ("cpu.stat", "usage_usec", "cpu_us"),
+)
+
+
 def _events() -> dict[str, int]:
-    """Return how often the machine's limits were met, by what its control group tells."""
+    """Return how often the machine's limits were met and what it used, as far as its control group tells."""
     found: dict[str, int] = {}
-    for file, key, name in (("memory.events", "oom_kill", "oom"), ("pids.events", "max", "pids")):
-        with contextlib.suppress(OSError, ValueError), open(f"/sys/fs/cgroup/{file}") as lines:
+    for file, key, name in _TOLD:
+        with contextlib.suppress(OSError, ValueError), open(f"{_GROUP}/{file}") as lines:
             for line in lines:
                 if line.split()[0] == key:
                     found[name] = int(line.split()[1])
+    found.update(_number("memory.peak", "peak"))
     return found
+
+
+def _number(file: str, name: str) -> dict[str, int]:
+    with contextlib.suppress(OSError, ValueError), open(f"{_GROUP}/{file}") as text:
+        return {name: int(text.read())}
+    return {}
+
+
+def _stats(job: dict[str, Any]) -> None:
+    """Say what the machine holds now."""
+    num_bytes, num_files = _sizes(job["work"])
+    ours = _words("self")[:-2]
+    pids = filter(str.isdigit, os.listdir("/proc"))
+    processes = [name for name in pids if name != "1" and _words(name)[:-2] != ours]
+    found = {"disk_bytes": num_bytes, "num_files": num_files, "num_processes": len(processes)}
+    print(json.dumps(found | _events() | _number("memory.current", "memory_bytes")))
 
 
 def _end_runs(outside: str) -> None:
@@ -504,6 +538,8 @@ def main(verb: str, text: str) -> int:
             _read(job["work"], job["parts"], job["max_bytes"])
         elif verb == "write":
             _write(job["work"], job["parts"])
+        elif verb == "stats":
+            _stats(job)
         elif verb == "pack":
             pack(os.open(job["work"], _FOLDER), sys.stdout.buffer)
         else:

@@ -18,6 +18,7 @@ import os
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,8 +34,10 @@ RENEW_EVERY_S = 15.0
 EXPIRES_AFTER_S = 60.0  # without a renewal
 _COMPACT_BYTES = 1 << 18
 _VERSION = 1
+_LOOKS, _LOOK_S = 5, 0.002  # at a file whose owner is dead, to take it
+_BEGAN_MS = int(wall_time() * 1000)
 
-State = Literal["starting", "ready", "live"]
+State = Literal["starting", "ready", "live", "ending"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Lease:
     id: str  # that its provider knows it by
     labels: dict[str, str]  # that its provider made it with
     created_s: float  # since the epoch, when its creation began
-    state: State = "starting"  # ready: made ahead, and nobody has it
+    state: State = "starting"  # ready: made ahead, and nobody has it; ending: its end failed, and it may live
     name: str = ""  # that its user knows it by, once somebody has it
 
 
@@ -115,6 +118,7 @@ class LeaseBook:
     _file: int = -1
     _guard: int = -1
     _num_bytes: int = 0
+    _torn: bool = False  # whether the file may end within a line
 
     def begin(self, sandbox_id: str, labels: Mapping[str, str]) -> None:
         """Write a lease, before the sandbox's creation begins.
@@ -136,6 +140,12 @@ class LeaseBook:
         if (lease := self._leases.get(sandbox_id)) is not None:
             lease.state, lease.name = "live" if name else "ready", name
             self._note({"=": [sandbox_id, lease.state, name]})
+
+    def ending(self, sandbox_id: str) -> None:
+        """A sandbox was to end, and may live all the same."""
+        if (lease := self._leases.get(sandbox_id)) is not None and lease.state != "ending":
+            lease.state = "ending"
+            self._note({"=": [sandbox_id, "ending", lease.name]})
 
     def end(self, sandbox_id: str) -> None:
         """A sandbox has ended, or was never made; idempotent."""
@@ -168,7 +178,11 @@ class LeaseBook:
         if self._num_bytes > _COMPACT_BYTES and self._num_bytes > 1024 * len(self._leases):
             self._open()
             return
-        self._num_bytes += os.write(self._file, _line(change))
+        data = b"\n" * self._torn + _line(change)
+        self._torn = True  # until all of it is written: what follows a piece begins on a line of its own
+        _write_all(self._file, data)
+        self._torn = False
+        self._num_bytes += len(data)
 
     def _open(self) -> None:
         """Write a new file with all leases and put it in the old one's place, locked before it is seen."""
@@ -183,7 +197,7 @@ class LeaseBook:
         try:
             with contextlib.suppress(OSError):  # there are file systems that know no locks
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(file, data)
+            _write_all(file, data)
             draft.rename(path)
         except BaseException:
             os.close(file)
@@ -191,7 +205,15 @@ class LeaseBook:
             raise
         if self._file >= 0:
             os.close(self._file)
-        self._path, self._file, self._num_bytes = path, file, len(data)
+        self._path, self._file, self._num_bytes, self._torn = path, file, len(data), False
+
+
+def own_label(what: str) -> str:
+    """Return a label of this process alone, for sandboxes that are of no run: `what-PID-START TIME`.
+
+    A dead process's sandboxes are ended by their label: no live one may have the same.
+    """
+    return f"{what}-{os.getpid()}-{_BEGAN_MS}"
 
 
 def read_books(folder: Path | None = None) -> list[Book]:
@@ -219,7 +241,7 @@ def taken(path: Path) -> Generator[Book | None]:
         return
     try:
         book = _read(path, file)
-        if book is not None and _free(file, fcntl.LOCK_EX, book.owner) and _is_still(path, file):
+        if book is not None and _had(file, book.owner) and _is_still(path, file):
             book.alive = False
             yield book
         else:
@@ -251,6 +273,16 @@ def _free(file: int, lock: int, owner: Owner) -> bool:
     return True
 
 
+def _had(file: int, owner: Owner) -> bool:
+    """Take a dead owner's lock, past those who only look at the file: they have it for a moment each."""
+    for left in reversed(range(_LOOKS)):
+        if _free(file, fcntl.LOCK_EX, owner):
+            return True
+        if left:
+            time.sleep(_LOOK_S)
+    return False
+
+
 def _is_still(path: Path, file: int) -> bool:
     """Say whether an open file is the one at its path, and not one that its owner has replaced since."""
     try:
@@ -280,6 +312,13 @@ def _read(path: Path, file: int) -> Book | None:
                 name, state, of = change["="]
                 leases[name].state, leases[name].name = state, of
     return Book(path, owner, leases, info.st_mtime, alive=True)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    """Write everything, however small the pieces that the system takes."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
 
 
 def _line(plain: dict[str, Any]) -> bytes:

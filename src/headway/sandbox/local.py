@@ -54,6 +54,8 @@ class LocalProvider(RosterProvider["LocalSandbox"]):
         probe = LocalSandbox("preflight", {"run": f"preflight-{os.getpid()}"}, self)
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
+        except SandboxUnavailableError:
+            raise
         except SandboxError as error:
             raise unavailable(error.rule) from error
         finally:

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
 from headway.core.protocols import ExecLimits
-from headway.sandbox.pool import PooledProvider
 
 if TYPE_CHECKING:
-    from headway.core.protocols import SandboxProvider
+    from headway.sandbox.pool import PooledProvider
 
 _ECHO = ("/bin/echo", "x")
-_AT_ONCE = 8  # for the rate
+AT_ONCE = 8  # for the rate
 _LIMITS = ExecLimits(wall_s=30.0)
 
 
@@ -46,12 +45,11 @@ class Measured:
         return found | {"creates_per_s": self.creates_per_s, "rounds": float(len(self.create_ms))}
 
 
-async def measure(provider: SandboxProvider, seconds: float) -> Measured:
-    """Make, use and end sandboxes for about `seconds`.
+async def measure(pool: PooledProvider, seconds: float) -> Measured:
+    """Make, use and end sandboxes of a pool that keeps none ready for about `seconds`.
 
     Raises SandboxError when one fails.
     """
-    pool = PooledProvider(provider, max_live=_AT_ONCE + 1, max_starting=_AT_ONCE, run_id="bench")
     await _once(pool, "first", Measured())  # whatever is built or started once
     measured = Measured()
     began, number = stopwatch(), 0
@@ -68,7 +66,7 @@ async def measure(provider: SandboxProvider, seconds: float) -> Measured:
             made += 1
 
     async with asyncio.TaskGroup() as group:
-        for which in range(_AT_ONCE):
+        for which in range(AT_ONCE):
             group.create_task(maker(which))
     measured.creates_per_s = made / (stopwatch() - began)
     return measured
@@ -76,7 +74,7 @@ async def measure(provider: SandboxProvider, seconds: float) -> Measured:
 
 async def _once(pool: PooledProvider, sandbox_id: str, measured: Measured) -> None:
     at = [stopwatch()]
-    sandbox = await pool.create(sandbox_id, {"run": "bench"})
+    sandbox = await pool.create(sandbox_id, {"run": pool.run_id})
     at.append(stopwatch())
     try:
         for _ in range(2):

@@ -26,7 +26,7 @@ from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import Guarantee
 from headway.sandbox.machine import MODEL_UID, Output, program
 from headway.sandbox.modal_service import Service
-from headway.sandbox.remote_provider import RemoteProvider
+from headway.sandbox.remote_provider import USAGE_OF_MACHINES, RemoteProvider
 from headway.sandbox.whole import whole
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ModalProvider(RemoteProvider):
         await service.again(
             "fetch the image", lambda: service.image.build.aio(service.app), timeout_s=_BUILD_S
         )
-        probe = self.new("preflight", {"run": f"preflight-{os.getpid()}"})
+        probe = self.new(*self.probe)
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
         finally:
@@ -143,7 +143,7 @@ class _Machine:
             except service.sdk.exception.AlreadyExistsError:
                 return await self._find()
 
-        self._sandbox = await service.again("make a machine", create, settings.start_timeout_s)
+        self._sandbox = await service.again("make a machine", create, within_s=settings.start_timeout_s)
 
     async def _find(self) -> Any:
         service = self._service
@@ -237,6 +237,7 @@ def _guarantees() -> list[Guarantee]:
     watched = "the work folder is looked at ten times a second; the machine's own disk has no limit"
     return [
         *(Guarantee(name, "enforced") for name in enforced),
+        USAGE_OF_MACHINES,
         Guarantee("memory", "enforced"),
         Guarantee("cpu", "best-effort", "each process has a limit, and all together a share (sandbox.cpus)"),
         Guarantee("disk", "best-effort", watched),

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError, SandboxRefusedError, SandboxUnavailableError
 
 if TYPE_CHECKING:
@@ -85,16 +86,31 @@ class Service:
         except OSError as error:
             raise _Failed(f"Modal could not {what}: {error}", "ConnectionError") from error
 
-    async def again(self, what: str, call: Callable[[], Awaitable[T]], timeout_s: float = _ANSWER_S) -> T:
-        """Make a call that may be repeated without harm, and repeat it while that may help."""
-        pause_s = self.first_pause_s
+    async def again(
+        self,
+        what: str,
+        call: Callable[[], Awaitable[T]],
+        timeout_s: float = _ANSWER_S,
+        within_s: float = float("inf"),
+    ) -> T:
+        """Make a call that may be repeated without harm, and repeat it while that may help.
+
+        Args:
+            what: it does, for errors.
+            call: makes it.
+            timeout_s: for one answer.
+            within_s: for all tries and the pauses between them.
+        """
+        pause_s, began = self.first_pause_s, stopwatch()
         for left in reversed(range(_TRIES)):
+            left_s = within_s - (stopwatch() - began)
             try:
-                return await self.once(what, call, timeout_s)
+                return await self.once(what, call, min(timeout_s, left_s))
             except _Failed as error:
-                if not left and error.kind == "ResourceExhaustedError":
+                last = not left or stopwatch() - began + pause_s >= within_s
+                if last and error.kind == "ResourceExhaustedError":
                     raise SandboxRefusedError(error.rule) from error
-                if not left or error.kind not in _TRANSIENT:
+                if last or error.kind not in _TRANSIENT:
                     raise
             await asyncio.sleep(pause_s)
             pause_s *= 2

@@ -14,21 +14,34 @@ pool passes SandboxRefusedError on, but for places that its own ready sandboxes 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from headway.core.clock import stopwatch
-from headway.core.errors import SandboxError, SandboxRefusedError
+from headway.core.errors import SandboxError, SandboxRefusedError, SandboxUnavailableError
 from headway.sandbox.starter import Bell, Starter
 from headway.sandbox.starts import ROLLOUT, VERIFY, StartLine
 from headway.sandbox.stock import Ready, Stock
+from headway.sandbox.whole import whole
 
 if TYPE_CHECKING:
     from headway.core.protocols import Guarantee, Sandbox, SandboxProvider
     from headway.sandbox.leases import LeaseBook
+
+
+@runtime_checkable
+class _Probing(Protocol):
+    """A provider whose preflight makes one sandbox."""
+
+    @property
+    def probe(self) -> tuple[str, dict[str, str]]:
+        """Its id and labels."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,7 @@ class PoolStats:
     num_warm: int  # creations served by one that was ready
     num_cold: int  # creations that started one
     num_dead: int  # found dead before they were handed out
+    num_unsure: int  # whose end failed, and that may still live
     refill_error: str  # why the last refill failed, "" when it did not
 
 
@@ -76,18 +90,32 @@ class PooledProvider:
         self.spawns: bool = inner.spawns
         self.pauses: bool = inner.pauses
         self._max_live = max_live
-        self._run_id = run_id
+        self.run_id = run_id
         self._out: dict[str, PooledSandbox | None] = {}  # None while it is being made
         self._bell = Bell()
-        self._starter = Starter(StartLine(max_starting, max_starts_per_s), clock, book)
+        self._book = book
+        self._starter = Starter(inner, StartLine(max_starting, max_starts_per_s), clock, book)
         self.stock = Stock(
             inner, self._starter, self._bell, warm=warm, run_id=run_id, room=lambda: self._room, clock=clock
         )
         self._num_warm = self._num_cold = 0
 
     async def preflight(self) -> list[Guarantee]:
-        """Say what the provider promises here; see `SandboxProvider`."""
-        return await self.inner.preflight()
+        """Say what the provider promises here; see `SandboxProvider`. Its probe has a lease as well."""
+        if self._book is None or not isinstance(self.inner, _Probing):
+            return await self.inner.preflight()
+        probe_id, labels = self.inner.probe
+        self._book.begin(probe_id, labels)
+        try:
+            found = await self.inner.preflight()
+        except SandboxUnavailableError:  # there is nothing that could have made one
+            self._book.end(probe_id)
+            raise
+        except BaseException:
+            await whole(self._starter.undo(probe_id, labels))
+            raise
+        self._book.end(probe_id)
+        return found
 
     async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> Sandbox:
         """Hand out a sandbox that has started. Labels `purpose`, `image` and `run` are read.
@@ -102,7 +130,7 @@ class PooledProvider:
                     break
             if ready is not None:
                 return self._warm(sandbox_id, labels, ready)
-            return await self._cold(sandbox_id, labels, lambda: self.inner.create(sandbox_id, labels))
+            return await self._cold(sandbox_id, labels, lambda inner_id: self.inner.create(inner_id, labels))
 
     async def restore(self, sandbox_id: str, labels: Mapping[str, str], store: Path, digest: str) -> Sandbox:
         """Hand out a sandbox in the state of a snapshot, a ready one brought to it; see `SandboxProvider`."""
@@ -116,14 +144,16 @@ class PooledProvider:
                     raise
                 return self._warm(sandbox_id, labels, ready)
             return await self._cold(
-                sandbox_id, labels, lambda: self.inner.restore(sandbox_id, labels, store, digest)
+                sandbox_id, labels, lambda inner_id: self.inner.restore(inner_id, labels, store, digest)
             )
 
     async def fork(self, sandbox_id: str, new_id: str, labels: Mapping[str, str]) -> Sandbox:
         """Start a sandbox in the state of a live one, in line with the others; see `SandboxProvider`."""
         source = self._inner_id(sandbox_id)
         with self._claimed(new_id):
-            return await self._cold(new_id, labels, lambda: self.inner.fork(source, new_id, labels))
+            return await self._cold(
+                new_id, labels, lambda inner_id: self.inner.fork(source, inner_id, labels)
+            )
 
     async def alive(self, sandbox_id: str) -> bool:
         """Say whether a sandbox still has what was done in it."""
@@ -161,11 +191,18 @@ class PooledProvider:
         """End every sandbox of a run, this process's or a dead one's; return how many."""
         mine = [sandbox for sandbox in self._out.values() if sandbox is not None]
         mine = [sandbox for sandbox in mine if sandbox.has({"run": run_id})]
+        failures: list[Exception] = []
         for sandbox in mine:
-            await sandbox.terminate()
-        if run_id == self._run_id:
+            try:
+                await sandbox.terminate()
+            except (SandboxError, OSError) as error:  # the others are to go all the same
+                failures.append(error)
+        if run_id == self.run_id:
             await self.stock.end_all()
-        return len(mine) + await self.inner.reap(run_id)
+        num_others = await self.inner.reap(run_id)
+        if failures:
+            raise failures[0]
+        return len(mine) + num_others
 
     def stats(self) -> PoolStats:
         """Return the counts now."""
@@ -178,24 +215,30 @@ class PooledProvider:
             num_warm=self._num_warm,
             num_cold=self._num_cold,
             num_dead=stock.num_dead,
+            num_unsure=self._starter.num_unsure,
             refill_error=stock.refill_error,
         )
 
     async def run(self) -> None:
-        """Keep sandboxes ready until `close`; then end those that nobody got."""
-        await self.stock.run()
+        """Keep sandboxes ready until `close`; then end those that nobody got, and those that did not end."""
+        async with asyncio.TaskGroup() as group:
+            ending = group.create_task(self._starter.keep_ending())
+            await self.stock.run()
+            ending.cancel()
+        await self._starter.end_unsure()
 
     def close(self) -> None:
         """Let `run` end. Sandboxes can still be created and ended."""
         self.stock.close()
 
     async def give_back(self, sandbox: PooledSandbox, inner: Sandbox) -> None:
-        """Called by a sandbox that is to end."""
-        await inner.terminate()
-        if self._out.get(sandbox.id) is sandbox:
-            del self._out[sandbox.id]
-            self._starter.ended(sandbox.inner_id)
-            self._bell.ring()
+        """Called by a sandbox that is to end; its place is free even when that fails."""
+        try:
+            await self._starter.end(sandbox.inner_id, sandbox.inner_labels, inner)
+        finally:
+            if self._out.get(sandbox.id) is sandbox:
+                del self._out[sandbox.id]
+                self._bell.ring()
 
     @property
     def _room(self) -> int:
@@ -217,10 +260,11 @@ class PooledProvider:
 
     def _warm(self, sandbox_id: str, labels: Mapping[str, str], ready: Ready) -> Sandbox:
         self._num_warm += 1
-        return self._handed(PooledSandbox(sandbox_id, labels, ready.inner, ready.inner_id, self, warm=True))
+        of = (ready.inner, ready.inner_id, ready.labels)
+        return self._handed(PooledSandbox(sandbox_id, labels, *of, self, warm=True))
 
     async def _cold(
-        self, sandbox_id: str, labels: Mapping[str, str], make: Callable[[], Awaitable[Sandbox]]
+        self, sandbox_id: str, labels: Mapping[str, str], make: Callable[[str], Awaitable[Sandbox]]
     ) -> Sandbox:
         """Start a sandbox and hand it out; what is ready gives way where there is no place for it."""
         priority = VERIFY if labels.get("purpose") == "verify" else ROLLOUT
@@ -228,14 +272,17 @@ class PooledProvider:
             pass
         while True:
             try:
-                inner = await self._starter.start(sandbox_id, labels, priority, make)
+                inner_id = self._starter.free_id(sandbox_id)
+                inner = await self._starter.start(
+                    inner_id, labels, priority, functools.partial(make, inner_id)
+                )
                 break
             except SandboxRefusedError:
                 if not self.stock.num_ready:
                     raise
                 await self.stock.give_place()
         self._num_cold += 1
-        return self._handed(PooledSandbox(sandbox_id, labels, inner, sandbox_id, self, warm=False))
+        return self._handed(PooledSandbox(sandbox_id, labels, inner, inner_id, labels, self, warm=False))
 
     def _handed(self, sandbox: PooledSandbox) -> Sandbox:
         self._out[sandbox.id] = sandbox
@@ -256,6 +303,7 @@ class PooledSandbox:
         labels: Mapping[str, str],
         inner: Sandbox,
         inner_id: str,
+        inner_labels: Mapping[str, str],
         pool: PooledProvider,
         *,
         warm: bool,
@@ -265,6 +313,7 @@ class PooledSandbox:
         self._inner = inner
         self._pool = pool
         self.inner_id = inner_id
+        self.inner_labels = inner_labels  # that its provider made it with
         self.warm = warm  # whether it was ready before it was asked for
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args, get_type_hints
 
 from headway.core.codec import from_plain
@@ -22,22 +23,37 @@ _MADE_AHEAD = ("local", "podman", "docker")  # what is ready costs memory there,
 WITH_THEIR_OWNER = ("local",)  # providers whose sandboxes end when their owner does, however it ends
 
 
-def make_pool(settings: SandboxSettings, run_id: str, num_pools: int = 1) -> PooledProvider:
-    """Return a pool over the provider that `sandbox.provider` names, one of `num_pools` of a run.
+def make_pool(settings: SandboxSettings, run_id: str, warm: int | None = None) -> PooledProvider:
+    """Return a pool over the provider that `sandbox.provider` names.
 
-    Any of them may hand out all of `max_live`, for the scheduler grants over all; what is kept ready is
-    shared out among them.
+    Args:
+        settings: of the sandboxes; a relative folder is one of the current directory.
+        run_id: label of what it makes ahead, and of its leases.
+        warm: most that it keeps ready; `kept_ready(settings)` where nothing is given.
     """
-    warm = settings.warm if settings.provider in _MADE_AHEAD else 0
+    if settings.directory:  # whoever ends what is left runs elsewhere
+        settings = dataclasses.replace(
+            settings, directory=str(Path(settings.directory).expanduser().absolute())
+        )
     return PooledProvider(
         make_provider(settings),
         max_live=settings.max_live,
         max_starting=settings.max_starting,
         max_starts_per_s=settings.max_starts_per_s,
-        warm=-(-warm // num_pools),
+        warm=kept_ready(settings) if warm is None else warm,
         run_id=run_id,
         book=LeaseBook(run_id, settings, guarded=settings.provider not in WITH_THEIR_OWNER),
     )
+
+
+def kept_ready(settings: SandboxSettings) -> int:
+    """Return how many sandboxes are kept ready at most, by all workers of a run."""
+    return settings.warm if settings.provider in _MADE_AHEAD else 0
+
+
+def share(number: int, part: int, num_parts: int) -> int:
+    """Return part `part` of a number that is divided as evenly as may be; the first parts have the rest."""
+    return number // num_parts + (part < number % num_parts)
 
 
 async def sweep_left_overs(run: str | None = None) -> Swept:

@@ -60,6 +60,12 @@ def guarantees(*, pids: bool, copied: bool | None = None) -> list[Guarantee]:
         Guarantee("nested_namespaces", "enforced"),
         Guarantee("file_size", "enforced"),
         Guarantee("snapshot", "enforced"),
+        Guarantee(
+            "usage",
+            "best-effort",
+            "what a command used is not told; files, disk and the processes that run are. "
+            'sandbox.provider = "local" tells it',
+        ),
         Guarantee("memory", "best-effort", f"the limit holds for each process; {cgroups}"),
         Guarantee("cpu", "best-effort", "the limit holds for each process; the wall limit bounds the sum"),
         Guarantee("disk", "best-effort", "/tmp has a size; the work folder is looked at ten times a second"),
@@ -91,7 +97,7 @@ def local_guarantees(
     shared = [] if image is None else [_SHARED if image else _COPIED]
     enforced = (
         "network", "host_files", "environment", "wall", "output", "nested_namespaces", "file_size", "disk",
-        "files", "first_process", "syscalls", "snapshot", "pause",
+        "files", "first_process", "syscalls", "snapshot", "pause", "usage",
     )  # fmt: skip
     delegate = (
         "run as root, or where a cgroup v2 is delegated with its memory controller "

@@ -4,7 +4,7 @@ Consumes the output of one program in the machine at a time (inside.py, with the
 Waits for READY (until `start_timeout_s`), then for the first of: the program's end, the wall limit, a flood
 of output, `terminate`, cancellation of the caller. Whatever comes first, the program's client is let go, and
 a sweep in the machine kills every process of the model's user, empties the temporary folders and says so;
-that is bounded by `_CALL_S`, and a machine that cannot be swept is ended. So a client that hangs or dies
+that is bounded by `ANSWER_S`, and a machine that cannot be swept is ended. So a client that hangs or dies
 holds nothing, and a time-out never leaves a program running.
 
 Files pass as the output and input of inside.py too. What comes out of a machine is not believed: names are
@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from headway.core.errors import SandboxError
-from headway.core.protocols import Cause, ExecLimits, ExecResult, SandboxStats
+from headway.core.protocols import Cause, ExecLimits, ExecResult, SandboxStats, Usage
 from headway.sandbox import files, inside, tars
 from headway.sandbox.causes import exit_cause, signal_cause
 from headway.sandbox.countdown import Countdown
 from headway.sandbox.layout import WORK
 from headway.sandbox.limited import WithoutSpawns
 from headway.sandbox.machine import ENVIRONMENT, TEMPORARY, Machine, Output, program
+from headway.sandbox.settings import ANSWER_S
 from headway.sandbox.sink import Sink
 from headway.sandbox.streams import Spool, once, packed, pieces, scratch, unpacked
 from headway.sandbox.tars import Allowance
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from headway.sandbox.settings import SandboxSettings
     from headway.sandbox.store import Store
 
-_CALL_S = 60.0  # for a call that is not the model's
 _TOLD_BYTES = 1 << 16
 Events: TypeAlias = Mapping[str, int]  # how often limits were met so far (oom, pids), and whether full now
 
@@ -68,8 +68,11 @@ class RemoteSandbox(WithoutSpawns):
         self._turn = asyncio.Lock()
         self._pausing = asyncio.Lock()
         self._paused = False
+        self._going_on = asyncio.Event()  # clear while it is paused
+        self._going_on.set()
         self._wall: Countdown | None = None  # of the command that runs
         self._made = self._lost = self._terminated = False
+        self._begun = False  # whether there may be a machine
         self._events: Mapping[str, int] = {}
         self._running: asyncio.Future[Cause] | None = None
 
@@ -108,7 +111,8 @@ class RemoteSandbox(WithoutSpawns):
             if self._paused:
                 raise SandboxError("a paused sandbox runs nothing until it is resumed", value=self._id)
             await self._use()
-            if self._terminated:  # while it was made
+            await self._going_on.wait()  # it may have been paused while it was made
+            if self._terminated:
                 return ExecResult(None, None, "", "", False, "killed", 0.0)
             return await self._run(program("run", job), stdin, wanted)
 
@@ -142,6 +146,7 @@ class RemoteSandbox(WithoutSpawns):
             if self._made:
                 await self.machine.hold(still=True)
             self._paused = True
+            self._going_on.clear()
             if self._wall is not None:
                 self._wall.pause()
 
@@ -157,12 +162,28 @@ class RemoteSandbox(WithoutSpawns):
                     raise SandboxError("the sandbox was lost while it was paused", value=self._id)
                 await self.machine.hold(still=False)
             self._paused = False
+            self._going_on.set()
             if self._wall is not None:
                 self._wall.resume()
 
     async def stats(self) -> SandboxStats:
-        """Return zeros: this provider does not ask its machines."""
-        return SandboxStats()
+        """Say what the machine holds, as inside.py finds it there; CPU and memory where its cgroup tells."""
+        self._usable()
+        if not self._made:
+            return SandboxStats()
+        out = Sink(_TOLD_BYTES)
+        await self._file_call("stats", self._job(), once(b""), out, WORK)
+        try:
+            told = {str(name): int(value) for name, value in json.loads(out.data).items()}
+        except (ValueError, TypeError, AttributeError):
+            raise SandboxError("a machine must say what it holds", value=out.text()[:200]) from None
+        return SandboxStats(
+            told.get("cpu_us", 0) / 1e6,
+            told.get("memory_bytes", 0),
+            told.get("disk_bytes", 0),
+            told.get("num_files", 0),
+            told.get("num_processes", 0),
+        )
 
     async def intact(self) -> bool:
         """Say whether what was done in it is still there."""
@@ -248,12 +269,19 @@ class RemoteSandbox(WithoutSpawns):
     async def terminate(self) -> None:
         """End every process and remove every file; idempotent."""
         self._terminated = True
+        self._going_on.set()
         if self._running is not None and not self._running.done():
             self._running.set_result("killed")
-        async with self._turn:
-            if self._made:
-                await whole(self.machine.end())
-        self._on_end()
+        try:
+            async with self._turn:
+                if self._begun:
+                    await whole(self._ended())
+        finally:
+            self._on_end()
+
+    async def _ended(self) -> None:
+        await self.machine.end()
+        self._begun = False
 
     # --- parts
 
@@ -287,15 +315,23 @@ class RemoteSandbox(WithoutSpawns):
         self._usable()
         if not self._made:
             image = await self._image()
+            self._begun = True
             try:
                 await whole(self.machine.make())  # what was begun can be undone only when it has ended
-                await self._file_call("prepare", self._job(), once(b""), Sink(0), WORK)
+                within_s = self._settings.start_timeout_s
+                await self._file_call("prepare", self._job(), once(b""), Sink(0), WORK, within_s)
                 if image is not None:
                     await self._send(image.path)
             except BaseException:
-                await whole(self.machine.end())
+                try:
+                    await whole(self._ended())
+                except SandboxError:  # `terminate` tries again, and tells
+                    self._lost = True
                 raise
-            self._made = True
+            async with self._pausing:  # whoever paused or resumed it meanwhile found nothing to hold
+                if self.machine.pauses:
+                    await self.machine.hold(still=self._paused)
+                self._made = True
 
     async def _run(self, argv: Sequence[str], stdin: bytes, limits: ExecLimits) -> ExecResult:
         loop = asyncio.get_running_loop()
@@ -399,22 +435,33 @@ class RemoteSandbox(WithoutSpawns):
         return None
 
     async def _bounded(
-        self, argv: Sequence[str], feed: AsyncIterator[bytes], out: Output, err: Output
+        self,
+        argv: Sequence[str],
+        feed: AsyncIterator[bytes],
+        out: Output,
+        err: Output,
+        within_s: float = ANSWER_S,
     ) -> int:
         try:
-            async with asyncio.timeout(_CALL_S):
+            async with asyncio.timeout(within_s):
                 return await self.machine.call(argv, feed, out, err)
         except TimeoutError:
             raise SandboxError(
-                f"a sandbox's machine must answer within {_CALL_S} s", value=self._id
+                f"a sandbox's machine must answer within {within_s:g} s", value=self._id
             ) from None
 
     async def _file_call(
-        self, verb: str, job: Mapping[str, object], feed: AsyncIterator[bytes], out: Output, value: str
+        self,
+        verb: str,
+        job: Mapping[str, object],
+        feed: AsyncIterator[bytes],
+        out: Output,
+        value: str,
+        within_s: float = ANSWER_S,
     ) -> None:
         err = Sink(_TOLD_BYTES)
         async with self._awake():
-            code = await self._bounded(program(verb, job), feed, out, err)
+            code = await self._bounded(program(verb, job), feed, out, err, within_s)
         if code:
             said = err.text().strip() or f"exit code {code}"
             raise SandboxError(f"a sandbox file could not be had: {said}", value=value)
@@ -442,6 +489,7 @@ class RemoteSandbox(WithoutSpawns):
                     cause = "pids"
         elif ended_by == "exit":
             cause = "killed"
+        used = self._used(events)
         self._events = events or self._events
         return ExecResult(
             rc=rc,
@@ -451,7 +499,14 @@ class RemoteSandbox(WithoutSpawns):
             truncated=out.truncated or err.truncated,
             cause=cause,
             wall_s=wall_s,
+            usage=used,
         )
+
+    def _used(self, events: Events) -> Usage:
+        """Say what the command used, as the machine's cgroup tells: no peak below an earlier one."""
+        cpu_us = events.get("cpu_us", 0) - self._events.get("cpu_us", 0)
+        peak = events.get("peak", 0)
+        return Usage(max(0, cpu_us) / 1e6, peak if peak > self._events.get("peak", 0) else 0)
 
 
 def _resources(settings: SandboxSettings) -> dict[str, tuple[int, int]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headway.core.errors import SandboxUnavailableError
+from headway.core.protocols import Guarantee
 from headway.sandbox.images import Image, image_of
 from headway.sandbox.remote import RemoteSandbox
 from headway.sandbox.roster import RosterProvider
@@ -14,6 +16,14 @@ from headway.sandbox.roster import RosterProvider
 if TYPE_CHECKING:
     from headway.sandbox.machine import Machine
     from headway.sandbox.settings import SandboxSettings
+
+
+USAGE_OF_MACHINES = Guarantee(
+    "usage",
+    "best-effort",
+    "CPU and memory are told where a machine shows its cgroup of version 2 (0 elsewhere), those of Headway's "
+    "own programs in it included; files and disk always",
+)
 
 
 class RemoteProvider(RosterProvider[RemoteSandbox]):
@@ -25,6 +35,12 @@ class RemoteProvider(RosterProvider[RemoteSandbox]):
     def __init__(self, settings: SandboxSettings) -> None:
         super().__init__(settings)
         self._image: Image | None = None
+        self._probe_id = f"preflight-{uuid.uuid4().hex[:8]}"  # of this process alone, on whatever machine
+
+    @property
+    def probe(self) -> tuple[str, dict[str, str]]:
+        """Id and labels of the sandbox that `preflight` makes."""
+        return self._probe_id, super().probe[1]
 
     def machine(self, sandbox_id: str, labels: Mapping[str, str]) -> Machine:
         """Return a machine that is not made yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
@@ -58,6 +59,11 @@ class RosterProvider(Generic[S]):
         self._settings = settings
         self._live: dict[str, S] = {}
         self._stores: dict[Path, Store] = {}
+
+    @property
+    def probe(self) -> tuple[str, dict[str, str]]:
+        """Id and labels of the sandbox that `preflight` makes."""
+        return "preflight", {"run": f"preflight-{os.getpid()}"}
 
     def new(self, sandbox_id: str, labels: Mapping[str, str]) -> S:
         """Return a sandbox that nothing was made for yet, and that is not live."""
@@ -131,9 +137,15 @@ class RosterProvider(Generic[S]):
 
     async def reap_own(self, run_id: str) -> int:
         """End this process's sandboxes of a run; return how many."""
-        wanted = await self.list({"run": run_id})
-        for sandbox_id in wanted:
-            await self._live[sandbox_id].terminate()
+        wanted = [sandbox for sandbox in self._live.values() if sandbox.labels.get("run") == run_id]
+        failures: list[Exception] = []
+        for sandbox in wanted:
+            try:
+                await sandbox.terminate()
+            except (SandboxError, OSError) as error:  # the others are to go all the same
+                failures.append(error)
+        if failures:
+            raise failures[0]
         return len(wanted)
 
     def forget(self, sandbox_id: str) -> None:

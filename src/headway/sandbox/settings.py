@@ -7,6 +7,8 @@ from typing import Literal
 
 from headway.core.settings import Problem, setting
 
+ANSWER_S = 60.0  # for a machine elsewhere to answer a call that is not the model's
+
 
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
@@ -94,6 +96,17 @@ class SandboxSettings:
     directory: str = setting(
         "", "Folder for the sandboxes' work folders; empty for one of your own under the temporary folder."
     )
+
+    @property
+    def longest_start_s(self) -> float:
+        """Seconds that a start may take before it counts as failed, all that it waits for added up."""
+        match self.provider:
+            case "local":  # its helper, which may have ended; the sandbox; its first process
+                return 3 * self.start_timeout_s
+            case "podman" | "docker" | "modal":  # the machine; its folders; what they begin with
+                return 2 * self.start_timeout_s + (ANSWER_S if self.image else 0.0)
+            case _:
+                return self.start_timeout_s
 
     def problems(self) -> list[Problem]:
         """Return the rules between these settings that do not hold."""

@@ -2,6 +2,9 @@
 
 Consumes requests to start; each waits for its turn in the line (starts.py), which comes when another start
 has ended or the rate allows, and then for the provider, which has its own limit (`start_timeout_s`).
+
+A lease lasts until its sandbox is known to be gone. One whose end fails keeps no place, for nobody waits for
+it, but it keeps its lease, and `end_unsure` tries again; what is left then is for a sweep.
 """
 
 from __future__ import annotations
@@ -14,11 +17,15 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from headway.core.errors import SandboxError
 from headway.sandbox.leases import RENEW_EVERY_S
+from headway.sandbox.whole import whole
 
 if TYPE_CHECKING:
-    from headway.core.protocols import Sandbox
+    from headway.core.protocols import Sandbox, SandboxProvider
     from headway.sandbox.leases import LeaseBook
     from headway.sandbox.starts import StartLine
+
+
+_AGAIN_S = 15.0  # between two tries to end what may still live
 
 
 @runtime_checkable
@@ -42,12 +49,17 @@ class Starter:
     """Drives a line of starts.
 
     Args:
+        inner: the provider of what is started.
         line: whose turn it is.
         clock: seconds, never falling.
         book: where sandboxes are written down; None for nowhere.
     """
 
-    def __init__(self, line: StartLine, clock: Callable[[], float], book: LeaseBook | None) -> None:
+    def __init__(
+        self, inner: SandboxProvider, line: StartLine, clock: Callable[[], float], book: LeaseBook | None
+    ) -> None:
+        self._inner = inner
+        self._unsure: dict[str, Mapping[str, str]] = {}  # what may still live, by id: its labels
         self._line = line
         self._clock = clock
         self._book = book
@@ -73,20 +85,77 @@ class Starter:
         Raises SandboxError when it does.
         """
         async with self._turn(priority):
-            if self._book is not None:
-                self._book.begin(inner_id, labels)
+            self._begin_lease(inner_id, labels)
             try:
                 inner = await make()
-                if isinstance(inner, _Lazy):
-                    try:
-                        await inner.prepare()
-                    except BaseException:
-                        await surely_ended(inner)
-                        raise
             except BaseException:
-                self.ended(inner_id)
+                await whole(self.undo(inner_id, labels))
                 raise
+            if isinstance(inner, _Lazy):
+                try:
+                    await inner.prepare()
+                except BaseException:
+                    await whole(self.undo(inner_id, labels, inner))
+                    raise
             return inner
+
+    async def end(self, inner_id: str, labels: Mapping[str, str], sandbox: Sandbox) -> None:
+        """End a sandbox, and its lease when it is gone; idempotent.
+
+        Raises what its provider does; it is tried again later.
+        """
+        try:
+            await sandbox.terminate()
+        except BaseException:
+            self._doubt(inner_id, labels)
+            raise
+        self.ended(inner_id)
+
+    async def undo(self, inner_id: str, labels: Mapping[str, str], sandbox: Sandbox | None = None) -> None:
+        """Remove what a start that failed may have left; why it failed is what its caller is to know."""
+        with contextlib.suppress(SandboxError, OSError):
+            if sandbox is not None:
+                await self.end(inner_id, labels, sandbox)
+                return
+            self._doubt(inner_id, labels)
+            await self._inner.end(inner_id, labels)
+            self.ended(inner_id)
+
+    def free_id(self, sandbox_id: str) -> str:
+        """Return an id for a new sandbox: this one, unless one that may still live has it."""
+        number = 0
+        inner_id = sandbox_id
+        while inner_id in self._unsure:
+            number += 1
+            inner_id = f"{sandbox_id}~{number}"
+        return inner_id
+
+    @property
+    def num_unsure(self) -> int:
+        """Sandboxes whose end failed, and that may still live."""
+        return len(self._unsure)
+
+    async def end_unsure(self) -> None:
+        """Try again to end what may still live."""
+        for inner_id, labels in list(self._unsure.items()):
+            with contextlib.suppress(SandboxError, OSError):  # there is another time
+                await self._inner.end(inner_id, labels)
+                self.ended(inner_id)
+
+    async def keep_ending(self) -> None:
+        """Try that at times, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_AGAIN_S)
+            await self.end_unsure()
+
+    def _doubt(self, inner_id: str, labels: Mapping[str, str]) -> None:
+        self._unsure[inner_id] = labels
+        if self._book is not None:
+            self._book.ending(inner_id)
+
+    def _begin_lease(self, inner_id: str, labels: Mapping[str, str]) -> None:
+        if self._book is not None:
+            self._book.begin(inner_id, labels)
 
     def handed(self, inner_id: str, name: str) -> None:
         """Write down that somebody has a sandbox, under this name; "" for one that is ready for somebody."""
@@ -95,6 +164,7 @@ class Starter:
 
     def ended(self, inner_id: str) -> None:
         """Write down that a sandbox is gone."""
+        self._unsure.pop(inner_id, None)
         if self._book is not None:
             self._book.end(inner_id)
 
@@ -131,13 +201,3 @@ class Starter:
         due_s = self._line.due_s(now)
         if due_s is not None:
             self._timer = asyncio.get_running_loop().call_later(due_s, self._begin)
-
-
-async def surely_ended(sandbox: Sandbox) -> None:
-    """End a sandbox even if the caller is cancelled meanwhile: ending is idempotent, so it begins again."""
-    try:
-        await sandbox.terminate()
-    except asyncio.CancelledError:
-        with contextlib.suppress(SandboxError, OSError):  # being cancelled is what the caller is to know
-            await surely_ended(sandbox)
-        raise

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from headway.core.errors import SandboxError, SandboxRefusedError
 from headway.core.protocols import Sandbox
-from headway.sandbox.starter import surely_ended
 from headway.sandbox.starts import REFILL
 from headway.sandbox.warmth import Warmth
+from headway.sandbox.whole import whole
 
 if TYPE_CHECKING:
     from headway.core.protocols import SandboxProvider
@@ -36,6 +36,7 @@ class Ready:
 
     inner_id: str
     inner: Sandbox
+    labels: dict[str, str]
 
 
 @dataclass(slots=True)
@@ -170,12 +171,11 @@ class Stock:
                 await self.drop(shelf.ready.pop(0))
 
     async def drop(self, ready: Ready) -> None:
-        """End one that nobody has; that it cannot be ended is for `reap`, and harms no rollout."""
+        """End one that nobody has; the starter tries again where that fails, and no rollout waits for it."""
         self._num_ending += 1
         try:
             with contextlib.suppress(SandboxError, OSError):
-                await surely_ended(ready.inner)
-                self._starter.ended(ready.inner_id)
+                await whole(self._starter.end(ready.inner_id, ready.labels, ready.inner))
         finally:
             self._num_ending -= 1
             self._bell.ring()
@@ -211,7 +211,7 @@ class Stock:
             self._backoff_s = max(asked_s, min(_MAX_BACKOFF_S, 2 * self._backoff_s or 1.0))
             self._refill_at = self._clock() + self._backoff_s
         else:
-            shelf.ready.append(Ready(inner_id, inner))
+            shelf.ready.append(Ready(inner_id, inner, labels))
             self._starter.handed(inner_id, "")
             self.refill_error, self._backoff_s = "", 0.0
         finally:

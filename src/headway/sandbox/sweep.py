@@ -65,11 +65,14 @@ async def sweep(
     return swept
 
 
-def _may_come(owner: Owner, lease: Lease) -> bool:
-    """Say whether a start that outlives its owner may still make the sandbox."""
-    wait_s = float(owner.settings.get("start_timeout_s", 0.0))
-    elsewhere = owner.provider not in _IN_PROCESS and lease.state == "starting"
-    return elsewhere and wall_time() - lease.created_s < wait_s
+def _may_come(book: Book, lease: Lease) -> bool:
+    """Say whether a start that outlives its owner may still make the sandbox.
+
+    It may have begun when the owner was last seen: a start that fails is tried again under the same lease.
+    """
+    wait_s = float(book.owner.settings.get("start_timeout_s", 0.0))
+    elsewhere = book.owner.provider not in _IN_PROCESS and lease.state == "starting"
+    return elsewhere and wall_time() - max(lease.created_s, book.renewed_s) < wait_s
 
 
 async def _end_all(book: Book, make: MakeProvider, swept: Swept) -> bool:
@@ -85,7 +88,7 @@ async def _end_all(book: Book, make: MakeProvider, swept: Swept) -> bool:
         try:
             if await provider.end(lease.id, lease.labels):
                 swept.ended.append(lease.name or lease.id)
-            elif _may_come(book.owner, lease):
+            elif _may_come(book, lease):
                 swept.failed[lease.name or lease.id] = "what was begun elsewhere may still come to be"
         except (HeadwayError, OSError) as error:
             swept.failed[lease.name or lease.id] = str(error)

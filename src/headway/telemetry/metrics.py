@@ -90,6 +90,7 @@ class RunMetrics:
         self.end_to_end, self.tokens, self.turns, self.tool_calls = Tails(), Tails(), Tails(), Tails()
         self.publish_s, self.pause_s = Tails(), Tails()
         self.sandboxes = Sandboxes()
+        self.sandbox_steps: dict[int, dict[str, float]] = {}  # at a step's end, by TensorBoard's tags
         self.reward_metrics: dict[str, Mean] = {}  # the environment's own, by name
         self.environment_staleness: dict[int, int] = {}
         self.when_finished: Callable[[FinishedRollout], None] | None = None
@@ -165,6 +166,7 @@ class RunMetrics:
                 self.sandboxes.lost(t, event)
             case events.RolloutEnded():
                 self._rollouts.ended(event)
+                self.sandboxes.rollout_over(t, event.rollout)
                 self.partial.ended(event.rollout)
                 self.ledger.ended(event.rollout, event.num_tokens)
             case events.RolloutFailed():
@@ -181,6 +183,8 @@ class RunMetrics:
                 self.groups.signalled(event)
             case events.StepEnded():
                 self._step_ended(t, event)
+                if told := self.sandboxes.now():
+                    self.sandbox_steps[event.step] = told
             case events.VersionPublished():
                 self.publish_s.add(event.publish_s)
                 self.window.published(event.publish_s)

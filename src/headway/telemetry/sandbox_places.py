@@ -21,7 +21,7 @@ class SandboxPlaces:
         self.starts_s: deque[float] = deque(maxlen=num_recent)
         self.calls_s: deque[float] = deque(maxlen=num_recent)
         self._wishes: dict[str, str] = {}  # sandbox -> rollout
-        self._wish_of: dict[str, str] = {}  # rollout -> the newest sandbox that it waits for
+        self._wishes_of: dict[str, set[str]] = {}  # rollout -> the sandboxes that it waits for
 
     @property
     def num_waiting(self) -> int:
@@ -31,7 +31,7 @@ class SandboxPlaces:
     def wanted(self, rollout: str, sandbox: str) -> None:
         """A rollout or its verifier asks for a sandbox."""
         self._wishes[sandbox] = rollout
-        self._wish_of[rollout] = sandbox
+        self._wishes_of.setdefault(rollout, set()).add(sandbox)
 
     def granted(self, sandbox: str) -> None:
         """It may be created now."""
@@ -53,17 +53,20 @@ class SandboxPlaces:
 
     def forget_wish(self, rollout: str) -> None:
         """A rollout ended: it waits for no sandbox any more."""
-        if rollout in self._wish_of:
-            self._end_wish(self._wish_of[rollout])
+        for sandbox in tuple(self._wishes_of.get(rollout, ())):
+            self._end_wish(sandbox)
 
     def clear(self) -> None:
         """A new life begins: nothing of the old one is there."""
         self.live.clear()
         self.starting.clear()
         self._wishes.clear()
-        self._wish_of.clear()
+        self._wishes_of.clear()
 
     def _end_wish(self, sandbox: str) -> None:
         rollout = self._wishes.pop(sandbox, None)
-        if rollout is not None and self._wish_of.get(rollout) == sandbox:
-            del self._wish_of[rollout]
+        if rollout is not None:
+            wishes = self._wishes_of[rollout]
+            wishes.discard(sandbox)
+            if not wishes:
+                del self._wishes_of[rollout]

@@ -33,6 +33,7 @@ class _Open:
     attempt: int
     purpose: Literal["rollout", "verify"]
     wanted: float
+    since: float  # when it last began to wait for a grant: at its wish, or when its provider refused it
     granted: float | None = None
     ready: float | None = None
     release_asked: float | None = None
@@ -48,7 +49,7 @@ class SlowStart:
     rollout: str
     purpose: str
     t: float  # when it was ready
-    queue_s: float
+    queue_s: float  # from its wish to its last grant, starts that its provider refused included
     handover_s: float
     start_s: float
 
@@ -80,7 +81,7 @@ class Sandboxes:
     def wanted(self, t: float, event: SandboxWanted) -> None:
         """A rollout or a verifier asks for one."""
         if event.sandbox not in self._open:
-            self._add(event.sandbox, _Open(event.rollout, event.attempt, event.purpose, t))
+            self._add(event.sandbox, _Open(event.rollout, event.attempt, event.purpose, t, t))
             self.queued.set(self.queued.value + 1)
 
     def granted(self, t: float, sandbox_id: str) -> None:
@@ -89,8 +90,8 @@ class Sandboxes:
         if sandbox is None or sandbox.granted is not None:
             return
         sandbox.granted = t
-        self.queue_s.add(t - sandbox.wanted)
-        self._time_s["queued"] += t - sandbox.wanted
+        self.queue_s.add(t - sandbox.since)
+        self._time_s["queued"] += t - sandbox.since
         self.queued.set(self.queued.value - 1)
         self.starting.set(self.starting.value + 1)
         self.live.set(self.live.value + 1)
@@ -102,7 +103,7 @@ class Sandboxes:
             return
         self.num_refused += 1
         self._time_s["starting"] += t - sandbox.granted
-        sandbox.wanted, sandbox.granted = t, None
+        sandbox.since, sandbox.granted = t, None
         self.starting.set(self.starting.value - 1)
         self.live.set(self.live.value - 1)
         self.queued.set(self.queued.value + 1)
@@ -111,7 +112,7 @@ class Sandboxes:
         """It runs, for the first time or again in place of one that was lost; say whether that is news."""
         sandbox = self._open.get(event.sandbox)
         if sandbox is None:  # the wish is not in the journal, which may begin later
-            sandbox = _Open(event.rollout, event.attempt, "rollout", t, t)
+            sandbox = _Open(event.rollout, event.attempt, "rollout", t, t, t)
             self._add(event.sandbox, sandbox)
             self.starting.set(self.starting.value + 1)
             self.live.set(self.live.value + 1)
@@ -225,6 +226,20 @@ class Sandboxes:
             "rl.sandbox.slowest_starts": slowest,
         }
 
+    def now(self) -> dict[str, float]:
+        """Return what TensorBoard shows of a step, empty before there was a sandbox."""
+        if not (self._open or len(self.start_s) or self._failures):
+            return {}
+        starts = self.start_s.summary()
+        values: dict[str, float] = {
+            "sandbox/live": self.live.value,
+            "sandbox/starting": self.starting.value,
+            "sandbox/queued": self.queued.value,
+        }
+        values |= {f"sandbox/failures/{kind}": known["num"] for kind, known in self._failures.items()}
+        found = {f"sandbox/start_s_{name}": starts[name] for name in ("p50", "p99")}
+        return values | {name: value for name, value in found.items() if value is not None}
+
     def _add(self, sandbox_id: str, sandbox: _Open) -> None:
         self._open[sandbox_id] = sandbox
         self._of_rollout.setdefault(sandbox.rollout, []).append(sandbox_id)
@@ -240,7 +255,7 @@ class Sandboxes:
             del self._of_rollout[sandbox.rollout]
         if sandbox.granted is None:
             self.queued.set(self.queued.value - 1)
-            self._time_s["queued"] += t - sandbox.wanted
+            self._time_s["queued"] += t - sandbox.since
             return sandbox
         self.live.set(self.live.value - 1)
         if sandbox.ready is None:

@@ -170,6 +170,7 @@ class TensorBoardSink:
     def _step(self, record: StepRecord) -> None:
         values = {tag: value for name, tag in _TAGS.items() if (value := getattr(record, name)) is not None}
         values |= {f"loss/{name}": value for name, value in record.metrics.items()}
+        values |= self._metrics.sandbox_steps.get(record.step, {})
         self._file.scalars(self._began + record.t, record.step, values)
 
     def _eval(self, point: EvalPoint) -> None:

@@ -15,6 +15,7 @@ from headway.core.records import SandboxUse
 from headway.telemetry.page.collect import PageData
 from headway.telemetry.page.sandboxes import tables
 from headway.telemetry.report import report_json, report_text
+from headway.telemetry.sandbox_places import SandboxPlaces
 
 
 @pytest.fixture
@@ -143,6 +144,44 @@ def test_a_refused_start_waits_again(kit):
     spent = summary["rl.sandbox.time_s"]
     assert (spent["queued"], spent["starting"], spent["handed_over"]) == (3.0, 2.0, 0.0)
     assert "refused 1 starts" in report_text(summary, [])
+
+
+def test_a_slow_start_counts_from_its_first_wish(kit):
+    s = kit.Script()
+    s.start(0.0, "g0.0")
+    s.event(1.0, e.SandboxWanted("g0.0", 0, "a", "rollout"), c.GrantSandbox("g0.0", 0, "a"))
+    s.event(2.0, e.SandboxRefused("g0.0", 0, "a", "no more", 3.0))
+    s.event(5.0, e.DeadlinePassed(), c.GrantSandbox("g0.0", 0, "a"))
+    s.event(6.0, e.SandboxReady("g0.0", 0, "a", 1.0))
+    (slow,) = s.metrics().summary()["rl.sandbox.slowest_starts"]
+    assert (slow["queue_s"], slow["start_s"]) == (4.0, 1.0)
+
+
+def test_what_a_rollout_that_ended_still_wished_for_is_queued_no_more(kit):
+    s = kit.Script()
+    s.start(0.0, "g0.0")
+    s.event(1.0, e.SandboxWanted("g0.0", 0, "a", "rollout"))
+    s.event(1.0, e.SandboxWanted("g0.0", 0, "b", "rollout"))
+    s.end(2.0, "g0.0", 4)
+    assert s.metrics().sandboxes.queued.value == 0
+    places = SandboxPlaces(4)
+    for name in "ab":
+        places.wanted("g0.0", name)
+    places.forget_wish("g0.0")
+    assert places.num_waiting == 0
+
+
+def test_what_tensorboard_shows_of_a_step(script):
+    script.event(20.0, e.SandboxWanted("g0.1", 0, "b", "rollout"), c.GrantSandbox("g0.1", 0, "b"))
+    script.event(20.0, e.SandboxWanted("g0.1", 0, "c", "rollout"))
+    script.event(20.0, e.SandboxLost("g0.2", 0, "d", "gone", "gone"))
+    script.step(21.0, 1, 1.0)
+    (told,) = script.metrics().sandbox_steps.values()
+    starts = script.metrics().sandboxes.start_s.summary()
+    assert told == {
+        "sandbox/live": 1, "sandbox/starting": 1, "sandbox/queued": 1, "sandbox/failures/gone": 1,
+        "sandbox/start_s_p50": starts["p50"], "sandbox/start_s_p99": starts["p99"],
+    }  # fmt: skip
 
 
 def test_a_resume_leaves_nothing_of_the_old_life(script):

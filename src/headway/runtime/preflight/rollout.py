@@ -12,6 +12,7 @@ from headway.runtime.environment_worker import generation_limits, host_settings
 from headway.runtime.preflight.environments import raised
 from headway.runtime.preflight.findings import Finding, failed, ok
 from headway.runtime.preflight.stand_in import StandInEngine
+from headway.sandbox.leases import own_label
 from headway.sandbox.pools import make_pool
 
 if TYPE_CHECKING:
@@ -52,16 +53,17 @@ def _cases(subject: Subject) -> Iterator[tuple[str, Environment]]:
 
 
 async def _try(subject: Subject, environment: Environment, split: str) -> Trial:
-    config, settings = subject.config, host_settings(subject.config)
+    config, settings, label = subject.config, host_settings(subject.config), own_label("try")
     return await try_once(
         environment,
         StandInEngine(subject.renderer, config.generator.max_context_tokens),
         subject.renderer,
-        make_pool(config.sandbox, "try"),
+        make_pool(config.sandbox, label),
         generation_limits(config),
         settings=settings,
         split=split,
         seed=config.run.seed,
+        run_id=label,
         timeout_s=config.environment.rollout_timeout_s + settings.score_timeout_s + settings.cancel_grace_s,
     )
 

@@ -13,6 +13,7 @@ from headway.core.storage import free_bytes, size
 from headway.runtime.preflight.findings import Finding, failed, warning
 from headway.runtime.preflight.machine import memory_bytes, processes_free
 from headway.sandbox.bubblewrap import BubblewrapProvider
+from headway.sandbox.containers import memory_mb
 from headway.sandbox.preflight import read_sysctl
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _MIB = 1 << 20
 
 def bytes_each(settings: SandboxSettings) -> int:
     """Return the memory that one sandbox takes at its limits: its programs, and what it keeps in memory."""
+    if settings.provider in ("podman", "docker"):
+        return memory_mb(settings) * _MIB
     kept = settings.tmpfs_mb + (settings.work_mb if settings.provider == "local" else 0)
     return (settings.memory_mb + kept) * _MIB
 

@@ -14,17 +14,16 @@ from headway.core.clock import stopwatch, wall_time
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import Guarantee
 from headway.matching.memory import rollouts_in_flight
-from headway.queue.settings import verify_places
+from headway.queue.settings import ready_places, verify_places
 from headway.runtime.preflight.findings import Finding, failed, ok, warning
 from headway.runtime.preflight.machine import uses_sandbox
 from headway.runtime.preflight.sandbox_limits import limits, taken
-from headway.sandbox.leases import read_books
-from headway.sandbox.providers import make_provider
+from headway.sandbox.leases import own_label, read_books
+from headway.sandbox.pools import WITH_THEIR_OWNER, kept_ready, make_pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headway.core.protocols import SandboxProvider
     from headway.runtime.preflight.subject import Subject
     from headway.sandbox.settings import SandboxSettings
 
@@ -42,14 +41,16 @@ def quota(subject: Subject) -> Iterator[Finding]:
         yield ok(_UNUSED)
         return
     most, kept = config.sandbox.max_live, verify_places(config.sandbox.max_live)
-    places, in_flight = most - kept, rollouts_in_flight(config)
+    ready = ready_places(most, kept_ready(config.sandbox), config.environment.workers)
+    places, in_flight = most - kept - ready, rollouts_in_flight(config)
     group = config.queue.group_size + config.oversampling.rollouts_extra
     live = min(most, in_flight)
     findings = [*_uncontained(config.sandbox.provider), *limits(live, config.sandbox)]
     if places < group:
         findings.append(
             warning(
-                f"{places} rollouts hold a sandbox at once ({kept} of {most} places are kept for verifiers), "
+                f"{places} rollouts hold a sandbox at once ({kept} of {most} places are kept for verifiers"
+                f"{f', {ready} for those made ahead' if ready else ''}), "
                 f"so the {group} of a group wait for one another",
                 f"Use sandbox.max_live = {-(-4 * group // 3)} or more",
                 key="sandbox.max_live",
@@ -139,7 +140,7 @@ def left_over(subject: Subject) -> Iterator[Finding]:
         return
     dead: Counter[str] = Counter()
     for book in books:
-        if not book.alive:
+        if not book.alive and book.owner.provider not in WITH_THEIR_OWNER:  # else only the lease is left
             dead[book.owner.run] += len(book.leases)
     live = sum(len(book.leases) for book in books if book.alive)
     if number := dead.total():
@@ -161,6 +162,8 @@ def sandbox(subject: Subject) -> Iterator[Finding]:
         return
     try:
         tried = asyncio.run(_try(subject.config.sandbox))
+    except SandboxUnavailableError:
+        raise
     except SandboxError as error:
         yield from failed(
             SandboxUnavailableError(
@@ -221,16 +224,13 @@ def _clock(tried: _Tried) -> Iterator[Finding]:
 
 async def _try(settings: SandboxSettings) -> _Tried:
     """Use one sandbox. Raises SandboxError when it cannot be made, used or ended."""
-    provider: SandboxProvider = make_provider(settings)
-    label = {"run": f"check-{os.getpid()}"}
+    label = own_label("check")
+    pool = make_pool(settings, label, warm=0)
     try:
-        guarantees = await provider.preflight()
+        guarantees = await pool.preflight()
         times = [stopwatch()]
-        made = await provider.create(f"check-{os.getpid()}", label)
+        made = await pool.create(label, {"run": label})
         try:
-            prepare: Any = getattr(made, "prepare", None)
-            if prepare is not None:
-                await prepare()
             times.append(stopwatch())
             before = wall_time()
             result = await made.exec(["python3", "-I", "-S", "-c", "import time; print(time.time())"])
@@ -239,9 +239,9 @@ async def _try(settings: SandboxSettings) -> _Tried:
         finally:
             await made.terminate()
         times.append(stopwatch())
-        left = len(await provider.list(label))
+        left = len(await pool.inner.list({"run": label}))
     finally:
-        close: Any = getattr(provider, "close", None)
+        close: Any = getattr(pool.inner, "close", None)
         if close is not None:
             close()
     try:
