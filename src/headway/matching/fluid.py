@@ -53,6 +53,7 @@ class Flow:
     capped_by: str  # "", "kv", "setting", "sandboxes", "sandbox_starts", "prefill"
     latencies: list[float]  # of rollouts, start to score
     group_s: list[float]  # of groups
+    spans: list[tuple[float, float, int]]  # of rollouts: seconds, those of its group, sampled tokens
     first_token_s: float
     start_s: float  # of a sandbox
     lag_steps: float  # of a trained group's staleness, what is not its own life: see `ages`
@@ -74,16 +75,17 @@ class Flow:
         return {age: shares[age] / total for age in sorted(shares)}
 
     def token_ages(self, bound: int) -> dict[int, float]:
-        """Return the share of trained tokens by the age of their own version: made evenly over a life."""
+        """Return the share of trained tokens by the age of their own version: made evenly over a rollout's time."""
         shares: dict[int, float] = {}
-        for life in self.group_s:
-            last = max(0.0, self.lag_steps)
-            first = max(last, life / self.period_s + self.lag_steps)
+        for took_s, life, num_tokens in self.spans:
+            first = max(0.0, life / self.period_s + self.lag_steps)
+            last = max(0.0, (life - took_s) / self.period_s + self.lag_steps)
             if int(first) > bound:
                 continue
             for age in range(int(last), int(first) + 1):
                 inside = min(first, age + 1.0) - max(last, float(age))
-                shares[age] = shares.get(age, 0.0) + (inside / (first - last) if first > last else 1.0)
+                part = inside / (first - last) if first > last else 1.0
+                shares[age] = shares.get(age, 0.0) + num_tokens * part
         total = sum(shares.values()) or 1.0
         return {age: shares[age] / total for age in sorted(shares)}
 
@@ -150,15 +152,12 @@ class Fluid:
             total += rate**size + (1.0 - rate) ** size
         return total / len(self.sample.groups)
 
-    def _batch(self) -> tuple[float, float]:
-        """Return the groups that a step trains and those that settle for it, with filtering and refills."""
+    def _batch(self) -> float:
+        """Return the groups that a step trains: less than a batch where refills do not make up for filters."""
         queue = self.spec.scheduler.queue
         zero = self.zero if queue.drop_zero_advantage else 0.0
-        if zero <= 0.0:
-            return float(self.batch_groups), float(self.batch_groups)
         most = self.batch_groups * (1.0 + queue.max_refill_batches)
-        settled = min(self.batch_groups / max(1e-9, 1.0 - zero), most)
-        return settled * (1.0 - zero), settled
+        return min(float(self.batch_groups), most * (1.0 - zero))
 
     # --- the iteration
 
@@ -203,7 +202,7 @@ class Fluid:
         most, why = most_running(models.engine, self.means)
         replica = replica_at(min(point.running, most), models.engine, self.means, self.prefill, point.still)
         settled, finished, lifetimes, latencies, spent = 0.0, 0.0, list[float](), list[float](), 0.0
-        decoded, late = 0.0, 0
+        decoded, late, spans = 0.0, 0, list[tuple[float, float, int]]()
         oldest_s = (scheduler.queue.bound + 1) * point.period_s or float("inf")
         token_s, prefill_s, extra_s, kept = replica.token_s, replica.prefill_s, point.extra_s, self.kept
         for group in self._members:
@@ -217,6 +216,7 @@ class Fluid:
             if life > oldest_s:
                 life, late = oldest_s, late + 1
             lifetimes.append(life)
+            spans += [(min(end, life), life, answer) for end, answer, _, fails in ends if not fails]
             for end, answer, _, _ in ends:
                 if end <= life or end <= 0.0:
                     spent += end
@@ -228,7 +228,7 @@ class Fluid:
             settled += 1
         life_s, num = sum(lifetimes) / settled, settled
         per_group_s, decoded_per_group = spent / num, decoded / num
-        trained_groups, _settled_groups = self._batch()
+        trained_groups = self._batch()
         # W, as admission keeps it
         publish = scheduler.queue.publish_every
         trainer = models.trainer
@@ -301,6 +301,7 @@ class Fluid:
             capped_by=capped,
             latencies=latencies,
             group_s=lifetimes,
+            spans=spans,
             first_token_s=self.prefill.first_s + replica.token_s + point.extra_s / self.means.turns,
             start_s=self.start_s,
             lag_steps=(ahead - running_groups) / max(1e-9, rate) / period_s - max(0.0, point.wait),
@@ -351,15 +352,11 @@ class Fluid:
             places = max(1, scheduler.max_sandboxes - scheduler.verify_sandboxes)
             held_s = self._held_s(replica, 0.0) / max(1e-9, users)
             caps["sandboxes"] = places / max(1e-9, held_s) / members
-            starts = [
-                rate for rate in (scheduler.max_sandbox_starts_per_s, self.spec.fleet.creates_per_s) if rate
-            ]
-            starting = [
-                number
-                for number in (scheduler.max_starting_sandboxes, self.spec.fleet.max_starting)
-                if number
-            ]
-            starts += [number / self.start_s for number in starting if self.start_s]
+            fleet = self.spec.fleet
+            rates = (scheduler.max_sandbox_starts_per_s, fleet.creates_per_s)
+            starting = (scheduler.max_starting_sandboxes, fleet.max_starting)
+            starts = [rate for rate in rates if rate]
+            starts += [number / self.start_s for number in starting if number and self.start_s]
             if starts:
                 caps["sandbox_starts"] = min(starts) / members
         return caps

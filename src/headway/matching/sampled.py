@@ -156,14 +156,12 @@ def time_prefills(sample: Sample, engine: EngineModel) -> PrefillTimes:
         prompts += share * plan.prompt_tokens
         context = plan.prompt_tokens
         for turn in plan.turns[:-1]:
-            # of the last answer's tokens all but the newest are in the cache: it was computed as it was sampled
+            # of the answer all but the newest token is in the cache: it was computed as it was sampled
             new = turn.observation_tokens + 1 + turn.recomputed_tokens
             context += turn.answer_tokens + turn.observation_tokens
             hit += engine.prefill_s(new, context - new)
             miss += engine.prefill_s(context, 0)
             hit_tokens += new
             miss_tokens += context
-    num = len(sample.plans)
-    return PrefillTimes(
-        first / num, hit / num, miss / num, hit_tokens / num, miss_tokens / num, prompts / num
-    )
+    sums = (first, hit, miss, hit_tokens, miss_tokens, prompts)
+    return PrefillTimes(*(total / len(sample.plans) for total in sums))
