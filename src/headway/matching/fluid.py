@@ -75,17 +75,20 @@ class Flow:
         return {age: shares[age] / total for age in sorted(shares)}
 
     def token_ages(self, bound: int) -> dict[int, float]:
-        """Return the share of trained tokens by the age of their own version: made evenly over a rollout's time."""
+        """Return the share of trained tokens by the age of their own version: made evenly over its rollout.
+
+        The newest version was taken up when the trainer began to wait for this batch.
+        """
         shares: dict[int, float] = {}
         for took_s, life, num_tokens in self.spans:
-            first = max(0.0, life / self.period_s + self.lag_steps)
-            last = max(0.0, (life - took_s) / self.period_s + self.lag_steps)
-            if int(first) > bound:
+            first = max(0.0, life / self.period_s + self.lag_steps + 1.0)
+            last = max(0.0, (life - took_s) / self.period_s + self.lag_steps + 1.0)
+            if int(first) > bound + 1:
                 continue
             for age in range(int(last), int(first) + 1):
                 inside = min(first, age + 1.0) - max(last, float(age))
                 part = inside / (first - last) if first > last else 1.0
-                shares[age] = shares.get(age, 0.0) + num_tokens * part
+                shares[min(age, bound)] = shares.get(min(age, bound), 0.0) + num_tokens * part
         total = sum(shares.values()) or 1.0
         return {age: shares[age] / total for age in sorted(shares)}
 
@@ -153,7 +156,7 @@ class Fluid:
         return total / len(self.sample.groups)
 
     def _batch(self) -> float:
-        """Return the groups that a step trains: less than a batch where refills do not make up for filters."""
+        """Return the groups that a step trains: less than a batch where refills do not suffice."""
         queue = self.spec.scheduler.queue
         zero = self.zero if queue.drop_zero_advantage else 0.0
         most = self.batch_groups * (1.0 + queue.max_refill_batches)
