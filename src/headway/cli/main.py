@@ -32,6 +32,7 @@ COMMANDS = {
     "eval-now": ("eval_now", "Ask a run that goes on for an evaluation now."),
     "stop": ("stop", "Stop a run that goes on, in order."),
     "rollouts": ("rollouts", "Look into the rollouts of a run."),
+    "simulate": ("simulate", "Simulate a run as a SPEC describes it, with the real scheduler."),
     "report": ("report", "Show what a run did and what it learned."),
     "eval": ("eval", "Measure a model on an environment's tasks."),
     "export": ("export", "Write a run's trained model for transformers."),
