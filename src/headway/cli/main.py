@@ -32,6 +32,8 @@ COMMANDS = {
     "eval-now": ("eval_now", "Ask a run that goes on for an evaluation now."),
     "stop": ("stop", "Stop a run that goes on, in order."),
     "rollouts": ("rollouts", "Look into the rollouts of a run."),
+    "plan": ("plan", "Predict what a run will do, what limits it, and what it costs."),
+    "cost": ("cost", "Say what an accelerator costs by the hour, and a run by the million tokens."),
     "report": ("report", "Show what a run did and what it learned."),
     "eval": ("eval", "Measure a model on an environment's tasks."),
     "export": ("export", "Write a run's trained model for transformers."),
