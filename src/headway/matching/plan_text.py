@@ -21,7 +21,8 @@ def plan_text(spec: Spec, plan: Plan, changes: Sequence[Change]) -> str:
 def _lines(spec: Spec, plan: Plan, changes: Sequence[Change]) -> Iterator[str]:
     m = plan.metrics
     wall, wait = m["rl.consumption.wall_samples_per_s"], m["rl.trainer.wait_fraction"]
-    yield f"{spec.name}: {wall:.3g} samples/s trained, a step each {seconds(m['plan.step_s'])}; the trainer waits {wait:.0%}"
+    step = seconds(m["plan.step_s"])
+    yield f"{spec.name}: {wall:.3g} samples/s trained, a step each {step}; the trainer waits {wait:.0%}"
     yield f"bottleneck: {plan.bottleneck.name}: {plan.bottleneck.why}"
     yield f"            {plan.bottleneck.remedy}"
     yield ""
@@ -32,16 +33,15 @@ def _lines(spec: Spec, plan: Plan, changes: Sequence[Change]) -> Iterator[str]:
         yield ""
         yield "as behaviour drifts (steps, samples/s trained, wait, no signal, prefill share, step time)"
         for at in plan.course:
-            yield (
-                f"  {at.step:>6}  {at.wall:>8.3g}  {at.wait:>4.0%}  {at.zero:>4.0%}  {at.prefill_fraction:>4.0%}"
-                f"  {seconds(at.step_s)}"
-            )
+            shares = f"{at.wait:>4.0%}  {at.zero:>4.0%}  {at.prefill_fraction:>4.0%}"
+            yield f"  {at.step:>6}  {at.wall:>8.3g}  {shares}  {seconds(at.step_s)}"
     if changes:
         yield ""
         yield "what changes would do (samples/s trained, wait, mean staleness, $ per token)"
         for change in changes:
             usd = "" if change.usd is None else f"  {change.usd:+.0%}"
-            yield f"  {change.words:<52} {change.samples:+5.0%}  {change.wait:>4.0%}  {change.staleness:>4.1f}{usd}"
+            after = f"{change.samples:+5.0%}  {change.wait:>4.0%}  {change.staleness:>4.1f}{usd}"
+            yield f"  {change.words:<52} {after}"
     for note in plan.notes:
         yield f"note: {note}"
     yield ""
@@ -67,7 +67,8 @@ def _rates(spec: Spec, plan: Plan) -> Iterator[str]:
         f": {parts}" if parts else ""
     )
     yield (
-        f"  {m['plan.concurrency.in_flight']:,.0f} rollouts in flight, capped by {m['plan.concurrency.capped_by']}; "
+        f"  {m['plan.concurrency.in_flight']:,.0f} rollouts in flight, capped by "
+        f"{m['plan.concurrency.capped_by']}; "
         f"{m['plan.concurrency.running_per_replica']:.1f} decode on each of {spec.replicas} replicas, KV "
         f"{m['plan.kv_used_fraction']:.0%} full"
     )
@@ -76,8 +77,9 @@ def _rates(spec: Spec, plan: Plan) -> Iterator[str]:
         yield (
             f"  a rollout takes {seconds(latency['mean'])} (p50 {seconds(latency['p50'])}, p90 "
             f"{seconds(latency['p90'])}, p99 {seconds(latency['p99'])}): decode "
-            f"{seconds(m['rl.latency.decode_s']['mean'])}, prefill {seconds(m['rl.latency.prefill_s']['mean'])}, "
-            f"tools {seconds(m['rl.latency.tool_s']['mean'])}; first token {seconds(m['plan.latency.first_token_s']['mean'])}"
+            f"{seconds(m['rl.latency.decode_s']['mean'])}, prefill "
+            f"{seconds(m['rl.latency.prefill_s']['mean'])}, tools {seconds(m['rl.latency.tool_s']['mean'])}; "
+            f"first token {seconds(m['plan.latency.first_token_s']['mean'])}"
         )
     if spec.workload.uses_sandbox:
         yield (
@@ -118,14 +120,14 @@ def _where(spec: Spec, plan: Plan) -> Iterator[str]:
         yield f"  {money(m['plan.usd_per_step'])} a step{whole}"
         yield (
             f"  {money(cost.usd_per_mtok)} per million sampled tokens trained, "
-            f"{money(cost.usd_per_row_mtok)} per million tokens of trained rows (prompts and observations too)"
+            f"{money(cost.usd_per_row_mtok)} per million tokens of trained rows, prompts included"
         )
         if plan.service is not None:
             share = cost.sampled_tokens_per_s / cost.row_tokens_per_s
             price = plan.service.per_mtok(share)
             yield (
-                f"  {plan.service.service} asks {money(price)} for the same rows ({plan.service.date}); this is "
-                f"{cost.usd_per_row_mtok / price:.2f} times as much"
+                f"  {plan.service.service} asks {money(price)} for the same rows ({plan.service.date}); "
+                f"this is {cost.usd_per_row_mtok / price:.2f} times as much"
             )
 
 
