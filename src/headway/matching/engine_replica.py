@@ -121,6 +121,7 @@ class Replica:
         self.num_decoded = self.decoded_s = self.prefilled_s = self.running_s = self.resident_s = 0.0
         self._engine, self._timer, self._ended = engine, timer, ended
         self._slots, self._capacity = engine.max_running, engine.kv_tokens or inf
+        self._with_host = self._capacity + engine.offload_tokens
         lines = engine.prefill_lines or inf
         self._lines = lines if engine.separate_prefill else 1
         self._shares = not engine.separate_prefill  # prefill takes the whole replica
@@ -255,7 +256,7 @@ class Replica:
     def _let_in(self, request: Request, resident: int, now: float) -> None:
         cached = self._hit(request, resident)
         self._resident += resident
-        if self._resident + self._num_cached > self._capacity:
+        if self._resident + self._num_cached > self._with_host:
             self._evict()
         request.resident = resident
         request.waited_s += now - request.since_s
@@ -285,7 +286,7 @@ class Replica:
 
     def _evict(self) -> None:
         cached = self._cached
-        while cached and self._resident + self._num_cached > self._capacity:
+        while cached and self._resident + self._num_cached > self._with_host:
             request = next(iter(cached))
             self._num_cached -= cached.pop(request)
             self._prompts.pop(request.group, None)
@@ -405,7 +406,7 @@ class Replica:
             kept = request.resident + num
             self._cached[request] = kept
             self._num_cached += kept
-            if self._resident + self._num_cached > self._capacity:
+            if self._resident + self._num_cached > self._with_host:
                 self._evict()
 
     def _cut(self, request: Request, num: int) -> None:
