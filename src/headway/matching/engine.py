@@ -5,14 +5,15 @@ One decode iteration gives each of b running requests a token (or v tokens to ve
     compute      b v (2 N + 4 L a c) / (g * peak)
     links        two all-reduces a layer with tensor parallelism, dispatch and combine of each layer with
                  experts on other accelerators
-    iteration    max(memory / bandwidth_efficiency, compute / compute_efficiency) + links + iteration_s
+    iteration    max(memory / bandwidth_efficiency, compute / compute_efficiency) + links
+                 + layer_s (layers + layers with experts) + iteration_s
 g accelerators make a replica: g / t copies of attention, each over t; experts over s = max(t, e) of them; p
 of them hold different keys and values (MLA has one latent vector for all heads, so tensor parallelism copies
 it). A batch of b tokens touches E (1 - (1 - k / E)^b) of the E experts of a layer, with even routing.
 
 A prefill of n tokens behind c cached ones takes the larger of its compute and of one reading of the weights.
 
-bandwidth_efficiency, compute_efficiency and iteration_s are the constants to fit. Skewed routing, chunking
+bandwidth_efficiency, compute_efficiency, layer_s and iteration_s are the constants to fit. Skewed routing, chunking
 and the engine's own scheduling are in them.
 """
 
@@ -112,7 +113,7 @@ class RooflineEngine:
         self._kv_bytes = kv_bytes_per_token(model, pool) / self.cut.kv_shards
         self._peak = accelerator.peak(pool.weights)
         self._token_flops, self._score_flops = 2.0 * model.linear_params, 4.0 * model.score_width
-        self._expert_layers = model.expert_layers
+        self._fixed_s = pool.iteration_s + pool.layer_s * (model.layers + model.expert_layers)
         self._verified = math.ceil(pool.speculative_tokens) + 1 if pool.speculative_tokens > 1 else 1
         self._verified_share = 1.0 if not model.experts else model.experts_per_token / model.experts
 
@@ -123,7 +124,7 @@ class RooflineEngine:
     def decode_s(self, num_running: float, resident_tokens: float) -> float:
         """Return the seconds of one iteration over so many requests that hold so many tokens together."""
         if num_running <= 0:
-            return self.pool.iteration_s
+            return self._fixed_s
         batch = num_running * self.tenants * self._verified
         context = resident_tokens / num_running
         seen = self.model.seen_tokens(context) * num_running * self.tenants
@@ -135,7 +136,7 @@ class RooflineEngine:
         flops = batch * (self._token_flops + self._score_flops * self.model.seen_tokens(context))
         compute_s = flops / (self.cut.gpus * self._peak * self.pool.compute_efficiency)
         links_s = self._links_s(batch / self.cut.copies, self.cut.gpus)
-        return max(memory_s, compute_s) + links_s + self.pool.iteration_s
+        return max(memory_s, compute_s) + links_s + self._fixed_s
 
     def prefill_s(self, num_tokens: float, context_tokens: float) -> float:
         """Return the seconds to compute `num_tokens` new tokens behind `context_tokens` cached ones.
@@ -152,7 +153,7 @@ class RooflineEngine:
         memory_s = read / (self.accelerator.bandwidth * self.pool.bandwidth_efficiency)
         # Of several copies of attention each has prompts of its own: one prompt waits for one of them.
         links_s = self._links_s(num_tokens * self.cut.tensor / gpus, self.cut.gpus)
-        return self.tenants * max(compute_s, memory_s) + links_s + self.pool.iteration_s
+        return self.tenants * max(compute_s, memory_s) + links_s + self._fixed_s
 
     def _links_s(self, tokens: float, gpus: int) -> float:
         """Return the seconds of one iteration's collectives, for so many tokens in each copy of attention."""

@@ -36,11 +36,12 @@ class Simulated:
 
 
 def short_simulation(
-    spec: Spec, models: Models, flow: Flow, *, budget_events: int, seed: int = 0
+    spec: Spec, models: Models, flow: Flow, *, budget_events: int, seed: int = 0, at_any_cost: bool = False
 ) -> Simulated | None:
     """Simulate as many steps as the budget of events allows, of the whole run or a part.
 
-    `flow` says about how long a step takes. None where the least would be more than twice the budget.
+    `flow` says about how long a step takes. None where the least would be more than twice the budget, unless
+    it is to be had `at_any_cost`.
     """
     scheduler = spec.scheduler
     turns = max(1.0, spec.workload.turns)
@@ -52,7 +53,7 @@ def short_simulation(
         part = candidate
         if each / part * wanted <= budget_events:
             break
-    if each / part * wanted > 2 * budget_events:
+    if each / part * wanted > 2 * budget_events and not at_any_cost:
         return None
     steps = max(wanted, min(100, int(budget_events * part / each)))
     settings, cut = _cut(scheduler, part), models
