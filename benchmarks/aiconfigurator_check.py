@@ -135,7 +135,8 @@ def main() -> None:
     others = [point for point in points if point.key not in FITTED]
     constants = fit(chosen)
     print(
-        f"fitted on {len(chosen)}: bandwidth {constants[0]:.2f}, compute {constants[1]:.2f}, {1e6 * constants[2]:.0f} us a layer"
+        f"fitted on {len(chosen)}: bandwidth {constants[0]:.2f}, compute {constants[1]:.2f}, "
+        f"{1e6 * constants[2]:.0f} us a layer"
     )
     print(f"{'model':<18}{'accelerator':<12}{'batch':>6}{'context':>9}{'theirs':>10}{'ours':>10}  tokens/s")
     errors: list[float] = []

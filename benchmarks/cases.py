@@ -97,7 +97,7 @@ def case2(events: int) -> list[Row]:
             "no learning is assumed, so it stays",
         ),
         Row(
-            2, "prefill's busy share, end / start", "the load turns prefill-heavy (above 1)", 1.0, 10.0, heavier,
+            2, "prefill's busy share, end / start", "turns prefill-heavy (above 1)", 1.0, 10.0, heavier,
             f"{first.prefill_fraction:.0%} to {last.prefill_fraction:.0%}: with a prefix cache that holds "
             "every conversation, and observations as short as case 1 allows, prefill stays a small part",
         ),

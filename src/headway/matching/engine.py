@@ -13,8 +13,9 @@ it). A batch of b tokens touches E (1 - (1 - k / E)^b) of the E experts of a lay
 
 A prefill of n tokens behind c cached ones takes the larger of its compute and of one reading of the weights.
 
-bandwidth_efficiency, compute_efficiency, layer_s and iteration_s are the constants to fit. Skewed routing, chunking
-and the engine's own scheduling are in them.
+bandwidth_efficiency, compute_efficiency, layer_s and iteration_s are the constants to fit. Skewed routing,
+chunking and the engine's own scheduling are in them. The defaults of the first three were fitted on five
+points of aiconfigurator's tables (benchmarks/aiconfigurator_check.py), the last on case 1 of examples/cases.
 """
 
 from __future__ import annotations

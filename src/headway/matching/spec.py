@@ -54,7 +54,7 @@ class GeneratorPoolSettings(PoolSettings):
     )
     layer_s: float = setting(
         32e-6,
-        "Of a layer's kernels in an iteration, whatever their load; a layer with experts counts twice. To fit.",
+        "Of a layer's kernels in an iteration, whatever their load; one with experts counts twice. To fit.",
         ge=0.0,
     )
     iteration_s: float = setting(
