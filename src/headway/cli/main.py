@@ -32,6 +32,7 @@ COMMANDS = {
     "eval-now": ("eval_now", "Ask a run that goes on for an evaluation now."),
     "stop": ("stop", "Stop a run that goes on, in order."),
     "rollouts": ("rollouts", "Look into the rollouts of a run."),
+    "simulate": ("simulate", "Simulate a run as a SPEC describes it, with the real scheduler."),
     "plan": ("plan", "Predict what a run will do, what limits it, and what it costs."),
     "cost": ("cost", "Say what an accelerator costs by the hour, and a run by the million tokens."),
     "report": ("report", "Show what a run did and what it learned."),
