@@ -30,14 +30,16 @@ def age(state: State, lineage: int, number: int) -> int:
 
     A token of a lost branch ages by that branch's steps past the fork plus the surviving steps since.
     """
+    if lineage == state.lineage:
+        return state.step - number
     ancestor = _ancestor(state, lineage, number)
     return (state.step - ancestor) + (number - ancestor)
 
 
 def age_of_held(state: State) -> int | None:
     """Return the age of the oldest version that a usable replica holds, None without one."""
-    held = (age(state, r.lineage, r.number) for r in state.replicas.values() if r.usable)
-    return max(held, default=None)
+    held = {(r.lineage, r.number) for r in state.replicas.values() if r.usable}
+    return max([age(state, lineage, number) for lineage, number in held], default=None)
 
 
 def _ancestor(state: State, lineage: int, number: int) -> int:
