@@ -160,8 +160,8 @@ def case4(events: int) -> list[Row]:
             "an MFU of about 4 % in our convention; and as above",
         ),
         Row(
-            4, "parked rollouts, step after an update / other steps", "peaks after steps 5, 10, 15", 1.0, 1e9,
-            after / max(1e-9, before),
+            4, "most parked after an update, less other steps", "peaks after steps 5, 10, 15", 1.0, 1e9,
+            after - before,
             f"most parked at once {after:.0f} in steps after an update, {before:.0f} in others",
         ),
     ]  # fmt: skip
