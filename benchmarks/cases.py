@@ -22,7 +22,8 @@ from headway.core.events import RolloutParked, RolloutResumed, StepEnded, Versio
 from headway.matching.build import models_of
 from headway.matching.cost import RunCost
 from headway.matching.fluid import Fluid
-from headway.matching.plan import course, metrics_of, sample_of, usd_per_hour
+from headway.matching.plan import course, sample_of, usd_per_hour
+from headway.matching.plan_metrics import metrics_of
 from headway.matching.short_simulation import short_simulation
 from headway.matching.simulate_models import ModelledDriver
 from headway.matching.spec_load import Spec, load_spec

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from headway.core.errors import UserError
 from headway.matching.build import accelerator_of, models_of
-from headway.matching.fluid import Flow, Fluid
+from headway.matching.fluid import Fluid
 from headway.matching.plan import sample_of, usd_per_hour
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from headway.matching.flow import Flow
     from headway.matching.sampled import Sample
     from headway.matching.spec_load import Spec
 
