@@ -8,7 +8,8 @@ import pytest
 
 from headway.matching.build import models_of
 from headway.matching.fluid import Fluid
-from headway.matching.plan import metrics_of, sample_of
+from headway.matching.plan import sample_of
+from headway.matching.plan_metrics import metrics_of
 from headway.matching.spec_load import load_spec
 from headway.runtime.simulated_run import simulate_spec
 

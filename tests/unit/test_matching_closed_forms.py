@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.matching import closed_forms as forms
-from headway.matching.closed_forms import Lognormal, Weibull
+from headway.matching import closed_forms, order_statistics
+from headway.matching.order_statistics import Lognormal, Weibull
 
 CASES = Path(__file__).parent / "matching" / "queueing-cases.csv"
 
@@ -31,35 +31,35 @@ def lognormal(sigma):
 
 
 def t3c(fitted, _):
-    alpha, beta = forms.beta_of_shares(0.55, 0.05, 16)
+    alpha, beta = closed_forms.beta_of_shares(0.55, 0.05, 16)
     assert (alpha, beta) == pytest.approx(fitted, abs=1e-6)
-    return alpha / (alpha + beta), tuple(forms.zero_advantage(alpha, beta, 16))
+    return alpha / (alpha + beta), tuple(closed_forms.zero_advantage(alpha, beta, 16))
 
 
 def erlang(parameters, _):
     servers, arrivals, service_s = parameters
-    return tuple(forms.erlang_c(servers, arrivals, service_s, math.e - 1.0))
+    return tuple(closed_forms.erlang_c(servers, arrivals, service_s, math.e - 1.0))
 
 
 FORMS = {
-    "T1 ": lambda sigma, n: forms.expected_max(lognormal(sigma), n),
-    "T1b": lambda shape, n: forms.expected_max(Weibull(1.0, shape), n),
+    "T1 ": lambda sigma, n: order_statistics.expected_max(lognormal(sigma), n),
+    "T1b": lambda shape, n: order_statistics.expected_max(Weibull(1.0, shape), n),
     "check": lambda n, _: sum(1.0 / k for k in range(1, n + 1)),
-    "T2 ": lambda n, k: forms.expected_order_statistic(lognormal(1.0), k, n),
-    "T2b": lambda n, k: forms.expected_order_statistic(lognormal(1.0), k, n),
-    "T2c": lambda n, k: tuple(forms.keep_first(lognormal(1.0), k, n)),
-    "T3 ": lambda shape, n: tuple(forms.zero_advantage(*shape, n)),
-    "T3b": forms.zero_advantage_at,
+    "T2 ": lambda n, k: order_statistics.expected_order_statistic(lognormal(1.0), k, n),
+    "T2b": lambda n, k: order_statistics.expected_order_statistic(lognormal(1.0), k, n),
+    "T2c": lambda n, k: tuple(order_statistics.keep_first(lognormal(1.0), k, n)),
+    "T3 ": lambda shape, n: tuple(closed_forms.zero_advantage(*shape, n)),
+    "T3b": closed_forms.zero_advantage_at,
     "T3c": t3c,
-    "T4 ": lambda lam, mu: tuple(forms.two_rates(lam, mu)),
-    "T5 ": lambda parameters, _: tuple(forms.mm1k(*parameters)),
-    "T6 ": lambda parameters, _: tuple(forms.mean_value_analysis(*parameters)),
+    "T4 ": lambda lam, mu: tuple(closed_forms.two_rates(lam, mu)),
+    "T5 ": lambda parameters, _: tuple(closed_forms.mm1k(*parameters)),
+    "T6 ": lambda parameters, _: tuple(closed_forms.mean_value_analysis(*parameters)),
     "T7 ": erlang,
-    "T7b": lambda parameters, _: forms.more_than(parameters[2], parameters[0], parameters[1]),
-    "T8 ": lambda times, sigma: tuple(forms.updates_during(Lognormal(times[0], sigma), times[1])),
-    "T8b": lambda times, sigma: forms.crosses_at_least(Lognormal(times[0], sigma), times[1], 17),
-    "T10": lambda sigma, _: forms.length_biased_mean(lognormal(sigma)),
-    "T11": lambda share, _: tuple(forms.keep_fastest_share(lognormal(1.0), share)),
+    "T7b": lambda parameters, _: closed_forms.more_than(parameters[2], parameters[0], parameters[1]),
+    "T8 ": lambda times, sigma: tuple(closed_forms.updates_during(Lognormal(times[0], sigma), times[1])),
+    "T8b": lambda times, sigma: closed_forms.crosses_at_least(Lognormal(times[0], sigma), times[1], 17),
+    "T10": lambda sigma, _: order_statistics.length_biased_mean(lognormal(sigma)),
+    "T11": lambda share, _: tuple(order_statistics.keep_fastest_share(lognormal(1.0), share)),
 }
 
 
@@ -80,5 +80,5 @@ def test_a_closed_form_is_exact(row):
 
 def test_a_hundred_updates_are_as_many_as_the_mean_says():
     durations = Lognormal(200.0, 1.0)
-    total = sum(forms.crosses_at_least(durations, 50.0, n) for n in range(1, 400))
-    assert total == pytest.approx(forms.updates_during(durations, 50.0).mean, rel=1e-4)
+    total = sum(closed_forms.crosses_at_least(durations, 50.0, n) for n in range(1, 400))
+    assert total == pytest.approx(closed_forms.updates_during(durations, 50.0).mean, rel=1e-4)

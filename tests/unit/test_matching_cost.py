@@ -80,6 +80,8 @@ def test_the_commands_answer_first_and_give_all_as_json(tmp_path):
     assert told["plan.bottleneck"]["name"] in second
     assert told["rl.trainer.mfu_convention"].startswith("causal")
     assert told["plan.sensitivity"]
+    page = (CASES.parents[1] / "docs" / "matching.md").read_text()
+    assert [key for key in told if key.startswith("plan.") and f"`{key}`" not in page] == []
     best = CliRunner().invoke(
         plan_command, [str(file), "queue.bound=4", "--optimise", "--gpus", "16", "--bound", "2"]
     )

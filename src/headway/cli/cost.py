@@ -17,11 +17,12 @@ from headway.cli.output import until_nobody_reads
 @overrides_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(spec: Path | None, overrides: tuple[str, ...], as_json: bool) -> int:
-    r"""Say what an accelerator costs by the hour, and a run by the million tokens.
+    r"""Say what an hour of a GPU and a million tokens cost.
 
-    Without SPEC: the total cost of owning one accelerator, from the keys of [cost] (docs/matching.md). With
-    one: also what the planned run costs, with its denominators, beside a managed service's list prices. SPEC
-    may be the directory of a run that has taken place: then its own journal says what it trained.
+    Without SPEC: the total cost of owning one accelerator, from the keys of [cost] (docs/spec.md); KEY=VALUE
+    sets one. With SPEC: also what the planned run costs, with its denominators, beside a managed service's
+    list prices. SPEC may be the directory of a run that has taken place: then its own journal says what it
+    trained.
 
     \b
     Examples:

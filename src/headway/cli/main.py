@@ -34,7 +34,7 @@ COMMANDS = {
     "rollouts": ("rollouts", "Look into the rollouts of a run."),
     "simulate": ("simulate", "Simulate a run as a SPEC describes it, with the real scheduler."),
     "plan": ("plan", "Predict what a run will do, what limits it, and what it costs."),
-    "cost": ("cost", "Say what an accelerator costs by the hour, and a run by the million tokens."),
+    "cost": ("cost", "Say what an hour of a GPU and a million tokens cost."),
     "report": ("report", "Show what a run did and what it learned."),
     "eval": ("eval", "Measure a model on an environment's tasks."),
     "export": ("export", "Write a run's trained model for transformers."),

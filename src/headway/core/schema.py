@@ -75,5 +75,5 @@ def is_named(schema: type, section: str) -> bool:
 def summary_of(settings: type) -> str:
     """Return the first line of a settings class's docstring, without the section that it may name first."""
     line = (settings.__doc__ or "").strip().partition("\n")[0]
-    line = re.sub(r"^Section \[\w+\]: ", "", line)
+    line = re.sub(r"^Section \[[\w.]+\]: ", "", line)
     return line[:1].upper() + line[1:]

@@ -73,8 +73,15 @@ def optimise(spec: Spec, gpus: int, *, bound: int | None = None, limit_s: float 
     found.sort(key=lambda item: -item[0].samples_per_s)
     best: list[Option] = []
     fine: dict[int, Sample] = {}
-    for option, _ in found[:6]:
+    seen: set[tuple[int, str]] = set()
+    for option, _ in found:
+        key = (option.trainer, f"{option.samples_per_s:.4g}")  # slots that make no difference
+        if key in seen:
+            continue
+        seen.add(key)
         best.append(_solve(spec, option.trainer, option.generator, option.overrides, fine, 20_000)[0])
+        if len(best) == 6:
+            break
     return sorted(best, key=lambda option: -option.samples_per_s)
 
 

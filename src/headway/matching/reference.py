@@ -19,12 +19,9 @@ themselves: `python -m headway.matching.reference > docs/spec.md`. [matching.md]
 def current_page() -> str:
     """Return the page as the code stands now."""
     parts = [_INTRODUCTION, _section("model", SpecModelSettings)]
-    own = {
-        name: settings
-        for name, settings in sections_of(SpecSections).items()
-        if name not in sections_of(Config)
-    }
-    for section, settings in own.items():
+    for section, settings in sections_of(SpecSections).items():
+        if section in sections_of(Config):
+            continue
         inner = {name: key for name, key in keys_of(settings).items() if key.is_section}
         if len(inner) < len(keys_of(settings)):
             parts.append(_section(section, settings))

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headway.matching.contracts import EngineModel, TrainerModel
-from headway.matching.fluid import Flow, Fluid
+from headway.matching.fluid import Fluid
 
 if TYPE_CHECKING:
     from headway.matching.build import Models
+    from headway.matching.flow import Flow
     from headway.matching.sampled import Drawn, Sample
     from headway.matching.spec_load import Spec
 

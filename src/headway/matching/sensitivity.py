@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from headway.core.errors import UserError
 from headway.matching.build import accelerator_of, models_of
-from headway.matching.fluid import Flow, Fluid
+from headway.matching.fluid import Fluid
 from headway.matching.plan import sample_of, usd_per_hour
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from headway.matching.flow import Flow
     from headway.matching.sampled import Sample
     from headway.matching.spec_load import Spec
 
@@ -87,6 +88,16 @@ def candidates(spec: Spec, base: Flow) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "generator weights in fp8", ('hardware.generator.weights="fp8"',)
     if generator.accelerator and generator.kv != "fp8":
         yield "generator KV in fp8", ('hardware.generator.kv="fp8"',)
+    if limit := queue.max_running_rollouts:
+        yield (
+            f"queue.max_running_rollouts {limit} to {2 * limit}",
+            (f"queue.max_running_rollouts={2 * limit}",),
+        )
+    if prefill := generator.prefill_count:
+        moved = max(1, (generator.replicas or 1) * round(prefill / (generator.replicas or 1) / 4))
+        for sign, words in ((1, "prefill to decode"), (-1, "decode to prefill")):
+            overrides = (f"hardware.generator.prefill_count={prefill - sign * moved}",)
+            yield f"{moved} accelerators from {words}", overrides
     slots = spec.max_running
     yield f"max_running {slots} to {2 * slots} a replica", (f"hardware.generator.max_running={2 * slots}",)
     if spec.workload.uses_sandbox:

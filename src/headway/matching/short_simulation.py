@@ -17,7 +17,7 @@ from headway.queue.settings import EvalSettings, StopSettings
 
 if TYPE_CHECKING:
     from headway.matching.build import Models
-    from headway.matching.fluid import Flow
+    from headway.matching.flow import Flow
     from headway.matching.spec_load import Spec
     from headway.queue.settings import DeadlineSettings, SchedulerSettings
 

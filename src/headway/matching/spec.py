@@ -31,7 +31,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorPoolSettings(PoolSettings):
-    """Section [hardware.generator]."""
+    """Section [hardware.generator]: the engines, their accelerators, and how fast they are."""
 
     kv: Precision = setting("bf16", "Precision of keys and values.")
     prefill_count: int = setting(
@@ -64,10 +64,12 @@ class GeneratorPoolSettings(PoolSettings):
 
 @dataclass(frozen=True, slots=True)
 class TrainerPoolSettings(PoolSettings):
-    """Section [hardware.trainer]."""
+    """Section [hardware.trainer]: its accelerators and how fast it is."""
 
     mfu: float = setting(
-        0.12, "Of the peak FLOP/s while it computes (convention: telemetry.peak_flops_per_s). To fit.", gt=0.0
+        0.12,
+        "Of the peak FLOP/s while it computes (convention: causal attention, real lengths). To fit.",
+        gt=0.0,
     )
     fixed_s: float = setting(0.0, "Of a step, whatever its batch.", ge=0.0)
     offload_optimizer: bool = setting(False, "Optimizer state in host memory.")
@@ -76,7 +78,7 @@ class TrainerPoolSettings(PoolSettings):
 
 @dataclass(frozen=True, slots=True)
 class HardwareSettings:
-    """Section [hardware]."""
+    """Section [hardware]: the machines of both sides."""
 
     trainer: TrainerPoolSettings
     generator: GeneratorPoolSettings
