@@ -131,7 +131,7 @@ def _fit_prefill(by_replica: dict[str, list[Request]], missing: list[Missing]) -
     nums: list[float] = []
     tokens: list[float] = []
     for mine in by_replica.values():
-        end = float("-inf")
+        start = end = float("-inf")
         for request in sorted(mine, key=lambda one: one.begin_s - one.prefill_s):
             begin = request.begin_s - request.prefill_s
             if request.partial or request.prefill_s <= 0.0:
@@ -140,16 +140,15 @@ def _fit_prefill(by_replica: dict[str, list[Request]], missing: list[Missing]) -
                 lengths.append(0.0)
                 nums.append(0.0)
                 tokens.append(0.0)
-                start = begin
-                end = begin
+                start = end = begin
             end = max(end, request.begin_s)
-            lengths[-1] = end - start  # pyright: ignore[reportPossiblyUnboundVariable] - the first begins one
+            lengths[-1] = end - start
             nums[-1] += 1
             tokens[-1] += request.prefill_tokens
     if len(lengths) < MIN_TURNS // 3:
         missing.append(Missing("prefill", f"{len(lengths)} prefills are too few"))
         return None
-    weights = [1.0 / max(length, 1e-6) for length in lengths]
+    weights = [1.0] * len(lengths)  # as for decoding
     fitted = line((nums, tokens), lengths, weights)
     if fitted.condition > MAX_CONDITION:
         reason = f"prompts are all about as long (condition {fitted.condition:.0f}): per token alone"
@@ -213,8 +212,7 @@ def _fit_decode(table: Array, missing: list[Missing]) -> Line | None:
         return None
     tokens, seconds, running, resident = (table[:, column] for column in range(4))
     per_token, ones = seconds / tokens, np.ones(len(table))
-    # A longer answer tells its mean iteration the better; relative, for slow phases are not worth more.
-    weights = tokens / np.maximum(per_token, 1e-9) ** 2
+    weights = tokens  # so that the fit's seconds sum to those that were measured
     load, held = varies(list(running)), varies(list(resident / running))
     columns: list[Array] = [ones]
     if load:
