@@ -112,9 +112,13 @@ def _fleet(recording: Recording, found: Found) -> None:
     if recording.sandbox_failures:
         share = recording.sandbox_failures / (recording.sandbox_failures + len(starts))
         found.add("fleet.failure_rate", share, "starts that failed", num=fitted.num)
-    refused = f"it refused {recording.sandbox_refusals} times" if recording.sandbox_refusals else "never reached"
+    refused = (
+        f"it refused {recording.sandbox_refusals} times" if recording.sandbox_refusals else "never reached"
+    )
     for name in ("creates_per_s", "max_starting"):
-        found.stand_in(f"fleet.{name}", 0, f"the provider's limit is not in the journal ({refused}): no limit")
+        found.stand_in(
+            f"fleet.{name}", 0, f"the provider's limit is not in the journal ({refused}): no limit"
+        )
 
 
 def _engine(recording: Recording, found: Found) -> None:

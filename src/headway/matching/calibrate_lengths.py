@@ -55,7 +55,9 @@ def answers(attempts: Sequence[RecordedAttempt]) -> list[Value]:
 def turns(attempts: Sequence[RecordedAttempt]) -> list[Value]:
     """Return the numbers of turns; those of attempts that did not come to their end are censored."""
     return [
-        Value(float(len(one.turns)), one.outcome != "ended" or one.truncated, one.rollout, one.task_id, one.step)
+        Value(
+            float(len(one.turns)), one.outcome != "ended" or one.truncated, one.rollout, one.task_id, one.step
+        )
         for one in attempts
         if one.turns
     ]

@@ -2,10 +2,11 @@
 
     log length = level + slope * step + task + rollout + answer
 
-with normal task, rollout and answer parts. Neither scipy nor lifelines fits nested parts with censored values,
-so they are drawn: a Gibbs sampler that fills in what was cut off (data augmentation: Tanner and Wong, JASA
-1987; flat priors on the level, the slope and the standard deviations). Its draws give the intervals too, and
-these know that answers of one rollout are alike. The seed is fixed: the same journal gives the same fit.
+with normal task, rollout and answer parts. Neither scipy nor lifelines fits nested parts with censored
+values, so they are drawn: a Gibbs sampler that fills in what was cut off (data augmentation: Tanner and Wong,
+JASA 1987; flat priors on the level, the slope and the standard deviations). Its draws give the intervals too,
+and these know that answers of one rollout are alike. The seed is fixed: a journal gives the same fit each
+time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from scipy import special
+from scipy import special  # pyright: ignore[reportMissingTypeStubs]
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +100,7 @@ def components(values: Sequence[Value], *, counts: bool = False) -> Components |
         found = _Sampler(values, counts=counts, drifts=False).run()
     level = found["level"]
     if slope is not None and slope.differs_from_zero:
-        level = level - found["slope"] * float(steps.min()) / span  # steps are counted from the first one seen
+        level = level - found["slope"] * float(steps.min()) / span  # the sampler counts from the first step
     total = found["answer"] + found.get("rollout", 0.0) + found.get("task", 0.0)
     return Components(
         float(np.mean(level)),
@@ -155,7 +156,7 @@ class _Sampler:
             self._add("rollout", self._rollout)
         if np.sum(np.bincount(rollouts_of_task) > 1) >= MIN_SHARED:
             self._add("task", self._task)
-        self._variance = {name: start / 3 for name in ("answer", *self._parts)}
+        self._variance = dict.fromkeys(("answer", *self._parts), start / 3)
         self._beta = np.zeros(self._design.shape[1])
 
     def _add(self, name: str, places: Places) -> None:
@@ -214,7 +215,7 @@ def _truncated(rng: np.random.Generator, centre: Array, sigma: float, low: Array
     upper = a + np.where(np.isfinite(b), b, 1e3) > 0
     a, b = np.where(upper, -b, a), np.where(upper, -a, b)
     begin, end = ndtr(a), ndtr(b)
-    drawn = special_.ndtri(np.clip(begin + rng.random(len(a)) * (end - begin), 1e-300, 1 - 1e-16))
+    drawn: Array = special_.ndtri(np.clip(begin + rng.random(len(a)) * (end - begin), 1e-300, 1 - 1e-16))
     drawn = np.clip(drawn, np.where(np.isfinite(a), a, -40.0), np.where(np.isfinite(b), b, 40.0))
     return centre + sigma * np.where(upper, -drawn, drawn)
 

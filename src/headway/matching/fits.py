@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, stats  # pyright: ignore[reportMissingTypeStubs]
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ class LogNormal:
     num: int  # cut ones included
     censored: float  # share that was cut
     ks: float  # largest distance to the Kaplan-Meier estimate
-    sample_mean: float  # restricted mean under the Kaplan-Meier curve; cut values count as if they ended there
+    sample_mean: float  # under the Kaplan-Meier curve, restricted to what was seen
 
     @property
     def is_good(self) -> bool:
@@ -83,7 +83,14 @@ def lognormal(seen: Sequence[float], cut: Sequence[float] = (), *, counts: bool 
     # The mean's variance in logs: that of mu and that of sigma^2 / 2, by the values that were seen whole.
     spread = sigma * math.sqrt((1 + sigma * sigma / 2) / (len(seen) or 1))
     return LogNormal(
-        mean, sigma, mean * math.exp(-_Z * spread), mean * math.exp(_Z * spread), num, censored, ks, restricted
+        mean,
+        sigma,
+        mean * math.exp(-_Z * spread),
+        mean * math.exp(_Z * spread),
+        num,
+        censored,
+        ks,
+        restricted,
     )
 
 
@@ -188,7 +195,7 @@ def solve_rates(solved: Sequence[int], sizes: Sequence[int], steps: Sequence[int
     error = math.sqrt(max(0.0, float(found.hess_inv[2][2])))
     concentration = math.exp(min(max(total, -3.0), math.log(MAX_CONCENTRATION)))
     first = 1 / (1 + math.exp(-centre))
-    alpha, beta = shape(np.asarray(found.x, dtype=np.float64))
+    alpha, beta = shape(np.asarray([centre, total, slope]))
     ks = 0.0
     most = int(tries.max())
     for k in range(most):

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from headway.core import commands, events, notes
+from headway.core.records import FinishReason
 from headway.core.segments import group_of
+from headway.telemetry.header import JournalHeader
 from headway.telemetry.records import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headway.core.commands import StartRollout, Train
-    from headway.core.events import FinishReason
-    from headway.telemetry.header import JournalHeader
     from headway.telemetry.records import Stat
 
 Outcome = Literal["open", "ended", "stopped", "failed"]
