@@ -7,7 +7,7 @@ from the generator that it is given. `headway.matching.spec` says which settings
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import random
@@ -92,8 +92,7 @@ class TrainerModel(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class TurnPlan:
+class TurnPlan(NamedTuple):
     """One turn that a rollout is going to take."""
 
     answer_tokens: int  # sampled
@@ -112,6 +111,7 @@ class RolloutPlan:
     solved: bool
     score_s: float  # of its reward
     uses_sandbox: bool = False  # asked for at the first tool call
+    sandbox_start_s: float | None = None  # of its start as it was recorded, in place of the fleet's
     fails_after: int | None = None  # turns after which the attempt ends as a failure
     failure: Literal["infrastructure", "environment"] = "infrastructure"  # whose
 
