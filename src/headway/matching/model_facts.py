@@ -192,7 +192,7 @@ class ModelNumbers:
         return self.decode_flops(num_tokens, context + num_tokens / 2)
 
     def lora_params(self, rank: int) -> int:
-        """Parameters of LoRA factors on attention, and on dense layers' feed-forward where there are only those.
+        """Parameters of LoRA factors on attention, and on the feed-forward part of a model without experts.
 
         With MLA, its four projections of hidden and head width are taken as one pair of each.
         """
