@@ -10,6 +10,7 @@ time is fitted over bursts, for requests that came together were computed togeth
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -72,12 +73,18 @@ def requests_of(recording: Recording) -> list[Request]:
     keeps = recording.header.queue.get("kv") == "keep"
     found: list[Request] = []
     rates: list[float] = []
+    prompts: set[tuple[str, str, int]] = set()  # groups whose prompt a replica has computed, and since when
     for attempt in recording.attempts:
         before: RecordedTurn | None = None
         for turn in attempt.turns:
             fresh = turn.prompt_tokens
-            if before is not None and before.replica == turn.replica:
-                renewed = any(before.ended_s < t <= turn.began_s for t in applied.get(turn.replica, ()))
+            age = 0 if keeps else bisect_right(applied.get(turn.replica, ()), turn.began_s)
+            if before is None:
+                shared = (turn.replica, attempt.group, age)
+                fresh = 1 if shared in prompts else fresh
+                prompts.add(shared)
+            elif before.replica == turn.replica:
+                renewed = age != bisect_right(applied.get(turn.replica, ()), before.ended_s)
                 if keeps or not renewed:
                     fresh = max(1, turn.prompt_tokens - before.resident_tokens)
             found.append(

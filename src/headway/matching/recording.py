@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from headway.core import commands, events, notes
 from headway.core.records import FinishReason
 from headway.core.segments import group_of
+from headway.matching.roles import offer
 from headway.telemetry.header import JournalHeader
 from headway.telemetry.records import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headway.core.commands import StartRollout, Train
+    from headway.core.commands import RequestTask, StartRollout, Train
     from headway.telemetry.records import Stat
 
 Outcome = Literal["open", "ended", "stopped", "failed"]
@@ -117,6 +118,8 @@ class Recording:
         steps: in the order of their end.
         groups: GroupSettled notes of train groups, each with the steps applied then.
         applies: (replica, when, seconds without decoding).
+        tasks: task -> the name that a simulation gives it.
+        num_tasks: positions of the train split, 0 where it has no end.
     """
 
     header: JournalHeader
@@ -130,6 +133,8 @@ class Recording:
     sandbox_refusals: int = 0
     preemptions: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     loads: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
+    tasks: dict[str, str] = field(default_factory=dict[str, str])
+    num_tasks: int = 0
     max_running: int = 0  # of one replica
     num_replicas: int = 0
     changes: list[tuple[str, object]] = field(default_factory=list[tuple[str, object]])
@@ -164,6 +169,7 @@ class _Reader:
         self._open: dict[str, RecordedAttempt] = {}
         self._ended: dict[str, RecordedAttempt] = {}  # newest attempt of each rollout that has a payload
         self._wanted: dict[str, tuple[str, float]] = {}  # sandbox -> (purpose, when)
+        self._requests: dict[int, RequestTask] = {}
         self._train: Train | None = None
         self._train_s = self._published_s = 0.0
         self._step = 0
@@ -181,6 +187,8 @@ class _Reader:
                 self._started(entry.t, command)
             elif isinstance(command, commands.Train):
                 self._train, self._train_s = command, entry.t
+            elif isinstance(command, commands.RequestTask):
+                self._requests[command.request] = command
 
     def _started(self, t: float, command: StartRollout) -> None:
         self._close(t, command.rollout, "failed")
@@ -194,6 +202,11 @@ class _Reader:
     def _event(self, t: float, event: events.Event) -> None:
         found = self.recording
         match event:
+            case events.TaskOffered():
+                if request := self._requests.pop(event.request, None):
+                    found.tasks[event.task_id] = offer(request, event.num_tasks).task_id
+                    if request.split == "train":
+                        found.num_tasks = max(found.num_tasks, event.num_tasks)
             case events.TurnEnded():
                 self._turn_ended(t, event)
             case events.ToolEnded():
