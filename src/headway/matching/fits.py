@@ -178,21 +178,23 @@ def solve_rates(solved: Sequence[int], sizes: Sequence[int], steps: Sequence[int
     hits, tries, when = (np.asarray(column, dtype=np.float64) for column in zip(*rows, strict=True))
     span = max(1.0, float(np.ptp(when)))
 
-    def shape(values: Array) -> tuple[Array, Array]:
+    def shape(values: Any) -> tuple[Array, Array]:
         centre = 1 / (1 + np.exp(-np.clip(values[0] + values[2] * when / span, -12, 12)))
         total = np.exp(np.clip(values[1], -3.0, math.log(MAX_CONCENTRATION)))
         return centre * total, (1 - centre) * total
 
-    def loss(values: Array) -> float:
+    def loss(values: Any) -> float:
         alpha, beta = shape(values)
         told = float(np.sum(stats_.betabinom.logpmf(hits, tries, alpha, beta)))
         return -told + 1e-3 * float(np.sum(values**2))  # a faint pull, where all groups are alike
 
     mean = min(0.99, max(0.01, float(hits.sum() / tries.sum())))
     start = np.asarray([math.log(mean / (1 - mean)), 1.0, 0.0])
-    found = optimize_.minimize(loss, start, method="BFGS")
+    level = optimize_.minimize(lambda values: loss(np.append(values, 0.0)), start[:2], method="BFGS")
+    found = optimize_.minimize(loss, np.append(level.x, 0.0), method="BFGS")
     centre, total, slope = (float(value) for value in found.x)
-    error = math.sqrt(max(0.0, float(found.hess_inv[2][2])))
+    # The slope's error by the likelihood that it gains: (slope / error)^2 = 2 * gain.
+    error = abs(slope) / math.sqrt(max(1e-9, 2 * (float(level.fun) - float(found.fun))))
     concentration = math.exp(min(max(total, -3.0), math.log(MAX_CONCENTRATION)))
     first = 1 / (1 + math.exp(-centre))
     alpha, beta = shape(np.asarray([centre, total, slope]))

@@ -1,9 +1,10 @@
 """`headway whatif`: a recorded run again, with settings changed.
 
-The real scheduler is driven over the run's own lengths, durations and rewards (`recorded`), the engine and the
-trainer that were fitted to it (`calibrate`). First the unchanged run, as it was recorded: how far that is from
-what was measured is the model's own error. Then the unchanged and the changed run with the same seeds, each of
-which deals the recorded groups anew; the interval of the difference is what that dealing makes of it.
+The real scheduler is driven over the run's own lengths, durations and rewards (`recorded`), and the engine
+and the trainer that were fitted to it (`calibrate`). First the unchanged run, as it was recorded: how far
+that is from what was measured is the model's own error. Then the unchanged and the changed run with the same
+seeds, each of which deals the recorded groups anew; the interval of the difference is what that dealing makes
+of it.
 
 It predicts rates and staleness. What the policy would learn, and so how long its answers would become, it
 does not.
@@ -20,6 +21,7 @@ from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
 from headway.config.scheduler import scheduler_settings
 from headway.core.errors import UserError
 from headway.matching.calibrate import calibrate_recording
+from headway.matching.calibration import Calibration
 from headway.matching.engine import MeasuredEngine
 from headway.matching.fleet import FleetOf
 from headway.matching.recorded import RecordedWorkload
@@ -33,7 +35,6 @@ from headway.telemetry.metrics import RunMetrics
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headway.matching.calibration import Calibration
     from headway.matching.recording import JournalLike, Recording
 
 METRICS = {

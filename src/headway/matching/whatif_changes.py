@@ -51,6 +51,7 @@ REFUSED = {
 """Sections and keys that it does not, and why; the others have no effect on rates that is modelled."""
 
 _OTHERS = "its effect on rates is not modelled"
+CAN_CHANGE = "docs/matching.md lists what can be changed, `headway whatif --help` has examples"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +127,14 @@ def _refusal(key: str, value: object) -> UserError | None:
     names = (key, key.partition(".")[0])
     if any(name in PREDICTED for name in names):
         return None
-    known = [
-        f"{section}.{name}" for section, settings in sections_of(Config).items() for name in keys_of(settings)
-    ]
+    sections = sections_of(Config).items()
+    known = [f"{section}.{name}" for section, settings in sections for name in keys_of(settings)]
     is_argument = key.startswith(("environment.args", "source."))
     if key not in known and not is_argument:
-        remedy = did_you_mean(nearest(key, known)) or f"What can be changed: {', '.join(PREDICTED)}"
+        remedy = did_you_mean(nearest(key, known)) or CAN_CHANGE
         return UserError("is not a setting", value=value, key=key, remedy=remedy, where=COMMAND_LINE)
-    reason = next((REFUSED[name] for name in names if name in REFUSED), _OTHERS)
-    remedy = f"What can be changed: {', '.join((*PREDICTED, *SCALED))}, timings and fleet"
-    return UserError(
-        f"cannot be predicted: {reason}", value=value, key=key, remedy=remedy, where=COMMAND_LINE
-    )
+    rule = f"cannot be predicted: {next((REFUSED[name] for name in names if name in REFUSED), _OTHERS)}"
+    return UserError(rule, value=value, key=key, remedy=CAN_CHANGE, where=COMMAND_LINE)
 
 
 def _measured(key: str, value: object) -> Any:

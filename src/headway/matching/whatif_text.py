@@ -22,11 +22,8 @@ _LEARNING = (
 def whatif_text(found: WhatIf, name: str) -> str:
     """Return the answer, then the model's own error, then what it rests on."""
     changes = " ".join(found.changes)
-    lines = [f"{name} with {changes}, {found.seeds} seeds", ""]
-    lines += [
-        _HEAD,
-        *(_row(one) for one in found.compared if one.measured is not None or one.after is not None),
-    ]
+    lines = [f"{name} with {changes}, {found.seeds} seeds", "", _HEAD]
+    lines += [_row(one) for one in found.compared if one.measured is not None or one.after is not None]
     lines += ["", *_notes(found)]
     return "\n".join(lines)
 
