@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from headway.core.errors import UserError
 from headway.matching.engine import MeasuredEngine, RooflineEngine, num_replicas
 from headway.matching.fit import check_trainer, kv_room
+from headway.matching.fleet import FleetOf
 from headway.matching.hardware import BYTES, find_accelerator
 from headway.matching.trainer_model import RooflineTrainer
+from headway.matching.workload import DrawnWorkload
 
 if TYPE_CHECKING:
     from headway.matching.hardware import Accelerator
@@ -23,6 +25,8 @@ class Models:
 
     engine: RooflineEngine | MeasuredEngine  # both are EngineModels
     trainer: RooflineTrainer
+    workload: DrawnWorkload
+    fleet: FleetOf
     replicas: int
     roofline: RooflineEngine | None  # None where nothing is known of the engine but measured times
     trainer_bytes: dict[str, float]  # of one accelerator, by kind; empty where it is not known
@@ -63,7 +67,8 @@ def _models_of(spec: Spec) -> Models:
     if engine is None or timings.decode_base_s is not None or timings.prefill_token_s is not None:
         engine = MeasuredEngine(roofline, timings, max_running=max_running, kv_tokens=kv_tokens)
     trainer, parts = _trainer(spec, accelerator)
-    return Models(engine, trainer, spec.replicas, roofline, parts)
+    workload = DrawnWorkload(spec.workload, max_context_tokens=spec.max_context_tokens)
+    return Models(engine, trainer, workload, FleetOf(spec.fleet), spec.replicas, roofline, parts)
 
 
 def _trainer(spec: Spec, serving: Accelerator | None) -> tuple[RooflineTrainer, dict[str, float]]:
