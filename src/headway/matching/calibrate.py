@@ -103,11 +103,14 @@ def _failures(recording: Recording, found: Found) -> None:
 def _fleet(recording: Recording, found: Found) -> None:
     starts = [one.sandbox_start_s for one in recording.attempts if one.sandbox_start_s is not None]
     found.add("workload.uses_sandbox", bool(starts), "whether rollouts asked for a sandbox", num=len(starts))
-    fitted = lognormal(starts)
+    fitted = lognormal(starts, [cut for cut in recording.starts_cut if cut > 0.0])
     if fitted is None:
         return
     source = "seconds from creation to ready"
-    found.add("fleet.start_s", fmean(starts), source, num=fitted.num, low=fitted.low, high=fitted.high)
+    found.add(
+        "fleet.start_s", fitted.mean, source, num=fitted.num, low=fitted.low, high=fitted.high,
+        censored=fitted.censored, ks=fitted.ks,
+    )  # fmt: skip
     found.add("fleet.start_sigma", fitted.sigma, source, num=fitted.num, ks=fitted.ks)
     if recording.sandbox_failures:
         share = recording.sandbox_failures / (recording.sandbox_failures + len(starts))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headway.matching.recording import RecordedTurn, Recording
+    from headway.matching.recording import Recording
 
     Array = NDArray[np.float64]
 
@@ -67,35 +67,20 @@ class EngineFit:
 
 def requests_of(recording: Recording) -> list[Request]:
     """Return every answer that an engine worked on, also those of attempts that were ended."""
-    applied: dict[str, list[float]] = {}
-    for replica, t, _ in recording.applies:
-        applied.setdefault(replica, []).append(t)
-    keeps = recording.header.queue.get("kv") == "keep"
     found: list[Request] = []
     rates: list[float] = []
-    prompts: set[tuple[str, str, int]] = set()  # groups whose prompt a replica has computed, and since when
+    fresh = _computed(recording)
     for attempt in recording.attempts:
-        before: RecordedTurn | None = None
-        for turn in attempt.turns:
-            fresh = turn.prompt_tokens
-            age = 0 if keeps else bisect_right(applied.get(turn.replica, ()), turn.began_s)
-            if before is None:
-                shared = (turn.replica, attempt.group, age)
-                fresh = 1 if shared in prompts else fresh
-                prompts.add(shared)
-            elif before.replica == turn.replica:
-                renewed = age != bisect_right(applied.get(turn.replica, ()), before.ended_s)
-                if keeps or not renewed:
-                    fresh = max(1, turn.prompt_tokens - before.resident_tokens)
+        for place, turn in enumerate(attempt.turns):
             found.append(
                 Request(
-                    turn.replica, turn.began_s, turn.ended_s, turn.prefill_s, fresh, turn.prompt_tokens,
-                    turn.num_tokens, turn.finish in ("aborted", "lost"),
+                    turn.replica, turn.began_s, turn.ended_s, turn.prefill_s,
+                    fresh[attempt.rollout, attempt.attempt, place], turn.prompt_tokens, turn.num_tokens,
+                    turn.finish in ("aborted", "lost"),
                 )
             )  # fmt: skip
             if turn.num_tokens:
                 rates.append(turn.decode_s / turn.num_tokens)
-            before = turn
     token_s = float(np.median(rates)) if rates else 0.0
     for attempt in recording.attempts:
         unfinished = attempt.num_tokens - attempt.num_answered
@@ -106,6 +91,41 @@ def requests_of(recording: Recording) -> list[Request]:
                 Request(attempt.replica, begin, attempt.over_s, 0.0, 0, context, unfinished, partial=True)
             )
     return found
+
+
+def _computed(recording: Recording) -> dict[tuple[str, int, int], int]:
+    """Return the tokens that each turn's prefill had to compute: what no prefix cache held.
+
+    A turn goes on from what its replica held of the one before; else from the prompt that its group shares, if
+    another member's was computed. Both are lost with a new version, where the KV is not kept.
+    """
+    applied: dict[str, list[float]] = {}
+    for replica, t, _ in recording.applies:
+        applied.setdefault(replica, []).append(t)
+    keeps = recording.header.queue.get("kv") == "keep"
+
+    def age(replica: str, t: float) -> int:
+        return 0 if keeps else bisect_right(applied.get(replica, ()), t)
+
+    order = sorted(
+        (turn.began_s - turn.prefill_s, number, place)
+        for number, attempt in enumerate(recording.attempts)
+        for place, turn in enumerate(attempt.turns)
+    )
+    fresh: dict[tuple[str, int, int], int] = {}
+    prompts: set[tuple[str, str, int]] = set()
+    for began, number, place in order:
+        attempt = recording.attempts[number]
+        turn, before = attempt.turns[place], attempt.turns[place - 1] if place else None
+        now = age(turn.replica, began)
+        shared, held = (turn.replica, attempt.group, now), 0
+        if before and before.replica == turn.replica and age(turn.replica, before.ended_s) == now:
+            held = before.resident_tokens
+        elif shared in prompts:
+            held = attempt.turns[0].prompt_tokens
+        prompts.add(shared)
+        fresh[attempt.rollout, attempt.attempt, place] = max(1, turn.prompt_tokens - held)
+    return fresh
 
 
 def fit_engine(recording: Recording) -> EngineFit:

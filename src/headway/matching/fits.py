@@ -74,7 +74,8 @@ def lognormal(seen: Sequence[float], cut: Sequence[float] = (), *, counts: bool 
         data = stats_.CensoredData(interval=edges, right=partial)
     else:
         data = stats_.CensoredData(uncensored=whole, right=partial)
-    sigma, _, scale = stats_.lognorm.fit(data, floc=0)
+    with np.errstate(divide="ignore"):  # a value far in the tail, on the search's way
+        sigma, _, scale = stats_.lognorm.fit(data, floc=0)
     sigma, mu = max(float(sigma), 1e-6), math.log(float(scale))
     ks, restricted = _against_kaplan_meier(whole, partial, mu, sigma, 0.5 if counts else 0.0)
     mean = math.exp(mu + sigma * sigma / 2)
@@ -186,15 +187,20 @@ def solve_rates(solved: Sequence[int], sizes: Sequence[int], steps: Sequence[int
     def loss(values: Any) -> float:
         alpha, beta = shape(values)
         told = float(np.sum(stats_.betabinom.logpmf(hits, tries, alpha, beta)))
-        return -told + 1e-3 * float(np.sum(values**2))  # a faint pull, where all groups are alike
+        return -told + 1e-3 * sum(float(value) ** 2 for value in values)  # a faint pull, where all groups are alike
 
     mean = min(0.99, max(0.01, float(hits.sum() / tries.sum())))
     start = np.asarray([math.log(mean / (1 - mean)), 1.0, 0.0])
-    level = optimize_.minimize(lambda values: loss(np.append(values, 0.0)), start[:2], method="BFGS")
-    found = optimize_.minimize(loss, np.append(level.x, 0.0), method="BFGS")
-    centre, total, slope = (float(value) for value in found.x)
+    def without_slope(values: Any) -> float:
+        return loss([values[0], values[1], 0.0])
+
+    level: Any = optimize_.minimize(without_slope, start[:2], method="BFGS")
+    found: Any = optimize_.minimize(loss, [*level.x, 0.0], method="BFGS")
+    centre, total, slope = float(found.x[0]), float(found.x[1]), float(found.x[2])
     # The slope's error by the likelihood that it gains: (slope / error)^2 = 2 * gain.
     error = abs(slope) / math.sqrt(max(1e-9, 2 * (float(level.fun) - float(found.fun))))
+    if abs(slope) <= _Z * error:
+        centre, total, slope, error = float(level.x[0]), float(level.x[1]), 0.0, 0.0
     concentration = math.exp(min(max(total, -3.0), math.log(MAX_CONCENTRATION)))
     first = 1 / (1 + math.exp(-centre))
     alpha, beta = shape(np.asarray([centre, total, slope]))

@@ -85,6 +85,7 @@ class RecordedAttempt:
     score_s: float | None = None  # without the start of the verifier's sandbox
     verifier_start_s: float = 0.0
     aside_s: float = 0.0  # of the time since the newest turn: parked, or waiting for a sandbox
+    waits_since_s: float | None = None  # for a sandbox
 
     @property
     def num_answered(self) -> int:
@@ -129,6 +130,7 @@ class Recording:
     publishes: list[float] = field(default_factory=list[float])
     applies: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
     saves: list[float] = field(default_factory=list[float])
+    starts_cut: list[float] = field(default_factory=list[float])  # seconds of starts that nobody waited for
     sandbox_failures: int = 0  # starts that failed
     sandbox_refusals: int = 0
     preemptions: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
@@ -169,6 +171,7 @@ class _Reader:
         self._open: dict[str, RecordedAttempt] = {}
         self._ended: dict[str, RecordedAttempt] = {}  # newest attempt of each rollout that has a payload
         self._wanted: dict[str, tuple[str, float]] = {}  # sandbox -> (purpose, when)
+        self._granted: dict[str, float] = {}  # sandbox that starts -> since when
         self._requests: dict[int, RequestTask] = {}
         self._train: Train | None = None
         self._train_s = self._published_s = 0.0
@@ -189,6 +192,11 @@ class _Reader:
                 self._train, self._train_s = command, entry.t
             elif isinstance(command, commands.RequestTask):
                 self._requests[command.request] = command
+            elif isinstance(command, commands.GrantSandbox):
+                self._granted[command.sandbox] = entry.t
+            elif isinstance(command, commands.ReleaseSandbox):
+                if (since := self._granted.pop(command.sandbox, None)) is not None:
+                    self.recording.starts_cut.append(entry.t - since)
 
     def _started(self, t: float, command: StartRollout) -> None:
         self._close(t, command.rollout, "failed")
@@ -273,13 +281,18 @@ class _Reader:
     def _sandbox(
         self, t: float, event: events.SandboxWanted | events.SandboxReady | events.SandboxLost
     ) -> None:
+        attempt = self._attempt(event.rollout, event.attempt)
         if isinstance(event, events.SandboxWanted):
             self._wanted[event.sandbox] = (event.purpose, t)
+            if attempt is not None and event.purpose == "rollout":
+                attempt.waits_since_s = t
             return
+        self._granted.pop(event.sandbox, None)
         purpose, since = self._wanted.pop(event.sandbox, ("", t))
         if isinstance(event, events.SandboxLost):
             self.recording.sandbox_failures += event.failure in ("start", "start_timeout")
-        elif purpose == "rollout" and (attempt := self._attempt(event.rollout, event.attempt)):
+        elif purpose == "rollout" and attempt is not None:
+            attempt.waits_since_s = None
             attempt.sandbox_start_s = (attempt.sandbox_start_s or 0.0) + event.start_s
             attempt.aside_s += max(event.start_s, t - since)
 
@@ -309,7 +322,8 @@ class _Reader:
         attempt.num_tokens = attempt.num_answered
         if attempt.turns:
             last = attempt.turns[-1]
-            last.after_s = max(0.0, t - last.ended_s - attempt.aside_s)
+            until = t if attempt.waits_since_s is None else attempt.waits_since_s
+            last.after_s = max(0.0, until - last.ended_s - attempt.aside_s)
             last.cut_short = outcome != "ended"
 
     def _scored(self, event: events.Scored) -> None:
