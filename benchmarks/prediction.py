@@ -59,7 +59,7 @@ threads = 1
 num_tasks = 0
 
 [stop]
-steps = 1000000
+steps = 5000
 """
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from headway.config.compared import NOT_SET, compared
 from headway.config.show import toml_value
+from headway.core.errors import UserError
+from headway.matching.model_config import find_model
 
 if TYPE_CHECKING:
     from headway.matching.calibration import Calibration, Parameter
@@ -91,6 +93,14 @@ def _row(parameter: Parameter) -> str:
     return f"  {key:<22} {shown:>10}  {parameter.fit}".rstrip()
 
 
+def _is_known(model: str) -> bool:
+    try:
+        find_model(model)
+    except UserError:
+        return False
+    return True
+
+
 def _comment(parameter: Parameter, before: str = "") -> list[str]:
     text = f"Stands in: {parameter.stands_in}" if parameter.stands_in else parameter.source
     text = f"{before}{text} ({parameter.fit})" if parameter.fit else f"{before}{text}"
@@ -105,7 +115,10 @@ def _config_lines(calibration: Calibration) -> list[str]:
         parts = row.key.split(".")
         depth = 2 if parts[0] == "source" else 1
         section, key = ".".join(parts[:depth]), ".".join(parts[depth:])
-        sections.setdefault(section, []).append(f"{key} = {row.value}")
+        line = f"{key} = {row.value}"
+        if row.key == "model.path" and not _is_known(str(calibration.config["model"]["path"])):
+            line = f"# {line} is not known here; what was measured needs no numbers of the model"
+        sections.setdefault(section, []).append(line)
     lines: list[str] = []
     for section, rows in sections.items():
         lines += ["", f"[{section}]", *rows]
