@@ -102,7 +102,9 @@ def test_heavily_truncated_answers_are_longer_than_what_was_seen():
 
 def test_cancelled_rollouts_count_as_longer():
     """Oversampling cancels the slowest third of each group: without them the mean is biased."""
-    truth = WorkloadSettings(prompt_tokens=50, answer_tokens=400, answer_sigma=0.8, solve_alpha=2, solve_beta=2)
+    truth = WorkloadSettings(
+        prompt_tokens=50, answer_tokens=400, answer_sigma=0.8, solve_alpha=2, solve_beta=2
+    )
     more = (
         "generator.max_context_tokens=8192", "generator.max_answer_tokens=8000", "generator.max_running=128",
         "queue.batch_size=64", "oversampling.rollouts_extra=4",
@@ -122,7 +124,7 @@ def test_drift_is_told_as_the_factor_at_the_end():
         prompt_tokens=50, answer_tokens=200, answer_sigma=0.4, drift={"answer_tokens": 2.0}, drift_steps=40,
         solve_alpha=4, solve_beta=4, learning=0.03,
     )  # fmt: skip
-    more = ("generator.max_context_tokens=8192", "generator.max_answer_tokens=8000", "generator.max_running=64")
+    more = ("generator.max_context_tokens=8192", "generator.max_answer_tokens=8000")
     found = calibrate(modelled_run(truth, *more, steps=40))
     parameter = found.parameter("workload.drift.answer_tokens")
     assert parameter.value == pytest.approx(2.0, rel=0.15)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headway.matching import calibrate_lengths
 from headway.matching.calibration import Calibration, Found
-from headway.matching.engine_fit import fit_engine
+from headway.matching.engine_fit import EngineFit, fit_engine
 from headway.matching.fits import line, lognormal, solve_rates, varies
 from headway.matching.recording import RecordedStep, Recording, record
 
@@ -35,9 +35,10 @@ def calibrate_recording(recording: Recording) -> Calibration:
     _solve_rates(recording, found)
     _failures(recording, found)
     _fleet(recording, found)
-    _engine(recording, found)
+    engine = fit_engine(recording)
+    _engine(recording, engine, found)
     _trainer(recording, found, warnings)
-    _weights(recording, found)
+    _weights(recording, engine, found)
     steps = max((step.step for step in recording.steps), default=0)
     return Calibration(_config(recording), steps, tuple(found.parameters), tuple(warnings))
 
@@ -124,8 +125,7 @@ def _fleet(recording: Recording, found: Found) -> None:
         )
 
 
-def _engine(recording: Recording, found: Found) -> None:
-    fitted = fit_engine(recording)
+def _engine(recording: Recording, fitted: EngineFit, found: Found) -> None:
     missing = {one.name: one.reason for one in fitted.missing}
     low, high = fitted.running
     seen = f"turns' decode_s over {low:.0f} to {high:.0f} running, "
@@ -212,12 +212,11 @@ def _drift_of_steps(steps: list[RecordedStep], warnings: list[str]) -> None:
         )
 
 
-def _weights(recording: Recording, found: Found) -> None:
+def _weights(recording: Recording, engine: EngineFit, found: Found) -> None:
     publishes = recording.publishes[1:] or recording.publishes
-    pauses = [pause for _, _, pause in recording.applies]
     for name, values, source in (
         ("publish_s", publishes, "VersionPublished"),
-        ("apply_s", pauses, "VersionApplied.pause_s"),
+        ("apply_s", engine.swaps, "VersionApplied.pause_s, without computing KV anew"),
         ("save_s", recording.saves, "CheckpointDone"),
     ):
         if values:

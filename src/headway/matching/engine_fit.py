@@ -4,18 +4,18 @@
 
 The journal tells when each answer was decoded and what it held, so the numbers of running requests and of
 resident tokens of its replica are known at every moment; their means during a turn are the columns. Prefills
-that fell into a turn held it up, and pauses for new weights did: both are taken off first. A prefill's own
-time is fitted over bursts, for requests that came together were computed together.
+that fell into a turn held it up, and pauses for new weights that kept the KV did: both are taken off first. A
+prefill's own time is fitted over bursts, for requests that came together were computed together.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headway.matching.engine_requests import Request, keeps_kv, requests_of
 from headway.matching.fits import Line, line, varies
 
 if TYPE_CHECKING:
@@ -30,20 +30,6 @@ if TYPE_CHECKING:
 MAX_CONDITION = 30.0  # above which two columns cannot be told apart
 MIN_TURNS = 30
 _TOGETHER_S = 0.005  # prefills with no more than this between them were one burst
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One answer as the engine saw it."""
-
-    replica: str
-    begin_s: float  # of decoding
-    end_s: float
-    prefill_s: float
-    prefill_tokens: int  # that were not in the cache, as far as the journal tells
-    context_tokens: int  # when decoding began
-    num_tokens: int
-    partial: bool  # it was ended before its end: it tells of the load alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,69 +49,7 @@ class EngineFit:
     missing: tuple[Missing, ...]
     running: tuple[float, float]  # 5th and 95th percentile of what was seen
     resident: tuple[float, float]
-
-
-def requests_of(recording: Recording) -> list[Request]:
-    """Return every answer that an engine worked on, also those of attempts that were ended."""
-    found: list[Request] = []
-    rates: list[float] = []
-    fresh = _computed(recording)
-    for attempt in recording.attempts:
-        for place, turn in enumerate(attempt.turns):
-            found.append(
-                Request(
-                    turn.replica, turn.began_s, turn.ended_s, turn.prefill_s,
-                    fresh[attempt.rollout, attempt.attempt, place], turn.prompt_tokens, turn.num_tokens,
-                    turn.finish in ("aborted", "lost"),
-                )
-            )  # fmt: skip
-            if turn.num_tokens:
-                rates.append(turn.decode_s / turn.num_tokens)
-    token_s = float(np.median(rates)) if rates else 0.0
-    for attempt in recording.attempts:
-        unfinished = attempt.num_tokens - attempt.num_answered
-        if attempt.outcome in ("stopped", "failed") and unfinished > 0 and attempt.over_s is not None:
-            context = attempt.turns[-1].resident_tokens if attempt.turns else 0
-            begin = attempt.over_s - unfinished * token_s
-            found.append(
-                Request(attempt.replica, begin, attempt.over_s, 0.0, 0, context, unfinished, partial=True)
-            )
-    return found
-
-
-def _computed(recording: Recording) -> dict[tuple[str, int, int], int]:
-    """Return the tokens that each turn's prefill had to compute: what no prefix cache held.
-
-    A turn goes on from what its replica held of the one before; else from the prompt that its group shares, if
-    another member's was computed. Both are lost with a new version, where the KV is not kept.
-    """
-    applied: dict[str, list[float]] = {}
-    for replica, t, _ in recording.applies:
-        applied.setdefault(replica, []).append(t)
-    keeps = recording.header.queue.get("kv") == "keep"
-
-    def age(replica: str, t: float) -> int:
-        return 0 if keeps else bisect_right(applied.get(replica, ()), t)
-
-    order = sorted(
-        (turn.began_s - turn.prefill_s, number, place)
-        for number, attempt in enumerate(recording.attempts)
-        for place, turn in enumerate(attempt.turns)
-    )
-    fresh: dict[tuple[str, int, int], int] = {}
-    prompts: set[tuple[str, str, int]] = set()
-    for began, number, place in order:
-        attempt = recording.attempts[number]
-        turn, before = attempt.turns[place], attempt.turns[place - 1] if place else None
-        now = age(turn.replica, began)
-        shared, held = (turn.replica, attempt.group, now), 0
-        if before and before.replica == turn.replica and age(turn.replica, before.ended_s) == now:
-            held = before.resident_tokens
-        elif shared in prompts:
-            held = attempt.turns[0].prompt_tokens
-        prompts.add(shared)
-        fresh[attempt.rollout, attempt.attempt, place] = max(1, turn.prompt_tokens - held)
-    return fresh
+    swaps: tuple[float, ...]  # seconds of each pause for a new version, without computing KV anew
 
 
 def fit_engine(recording: Recording) -> EngineFit:
@@ -139,11 +63,28 @@ def fit_engine(recording: Recording) -> EngineFit:
     rows: list[Array] = []
     for replica, mine in by_replica.items():
         pauses = [(t, pause) for name, t, pause in recording.applies if name == replica]
-        rows.append(_rows(mine, prefill, pauses))
+        rows.append(_rows(mine, prefill, pauses if keeps_kv(recording) else ()))
     table = np.concatenate(rows) if rows else np.zeros((0, 4))
     table = table[np.isfinite(table).all(axis=1)]
     decode = _fit_decode(table, missing)
-    return EngineFit(decode, prefill, tuple(missing), _ends(table, 2), _ends(table, 3))
+    swaps = tuple(
+        max(0.0, pause_s - (0.0 if keeps_kv(recording) else _anew(by_replica.get(replica, []), t, prefill)))
+        for replica, t, pause_s in recording.applies
+    )
+    return EngineFit(decode, prefill, tuple(missing), _ends(table, 2), _ends(table, 3), swaps)
+
+
+def _anew(mine: Sequence[Request], t: float, prefill: Line | None) -> float:
+    """Return the seconds to compute the KV of what was being decoded anew."""
+    if prefill is None:
+        return 0.0
+    base, token = prefill.coefficients
+    total = 0.0
+    for one in mine:
+        if one.begin_s < t < one.end_s:
+            done = (t - one.begin_s) / (one.end_s - one.begin_s)
+            total += base + token * (one.context_tokens + done * one.num_tokens)
+    return total
 
 
 def _ends(table: Array, column: int) -> tuple[float, float]:
@@ -206,8 +147,9 @@ def _rows(mine: Sequence[Request], prefill: Line | None, pauses: Sequence[tuple[
     sums = [np.concatenate([[0.0], np.cumsum(area)[:-1]]) for area in areas]
     seconds = np.maximum(end - begin, 1e-9)
     means = [(np.interp(end, at, total) - np.interp(begin, at, total)) / seconds for total in sums]
+    spent = np.asarray([one.decode_s for one in mine])
     held = _held_up(mine, begin, end, prefill) + _paused(begin, end, pauses)
-    alone = np.maximum(seconds - held, 0.1 * seconds)
+    alone = np.maximum(spent - held, 0.1 * spent)
     usable = np.asarray([not one.partial and one.num_tokens > 0 for one in mine])
     return np.stack([tokens, alone, np.maximum(means[0], 1.0), means[1]], axis=1)[usable]
 
