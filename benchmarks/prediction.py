@@ -21,12 +21,12 @@ from headway.matching.whatif import WhatIf, value_of, whatif
 from headway.telemetry.journal import read_journal
 from headway.telemetry.metrics import RunMetrics
 
-TOOL_S = 0.5
+TOOL_S = 1.0
 START_S = 10.0  # for the processes to come up
 RECORDED: dict[str, float] = {"queue.batch_size": 32, "queue.group_size": 8, "queue.bound": 2}
 PREDICTED: dict[str, dict[str, float]] = {
-    "larger": {"queue.batch_size": 64, "queue.group_size": 4, "queue.bound": 4, "tool_s": 1.0},
-    "smaller": {"queue.batch_size": 16, "queue.group_size": 8, "queue.bound": 1, "tool_s": 0.25},
+    "larger": {"queue.batch_size": 64, "queue.group_size": 4, "queue.bound": 4, "tool_s": 2.0},
+    "smaller": {"queue.batch_size": 16, "queue.group_size": 8, "queue.bound": 1, "tool_s": 0.5},
 }
 METRICS = {
     "samples_per_s": "rl.consumption.wall_samples_per_s",
@@ -41,7 +41,7 @@ path = "tiny"
 
 [environment]
 name = "{environment}"
-args = {{ tool_s = {tool_s}, sigma = 0.8, answer_tokens = 16 }}
+args = {{ tool_s = {tool_s}, sigma = 0.6, answer_tokens = 16 }}
 rollout_timeout_s = 600
 
 [generator]
@@ -120,7 +120,7 @@ def own_error(found: WhatIf) -> dict[str, object]:
 def main() -> None:
     """Record, predict, run what was predicted, and keep the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each run, after its start")
+    parser.add_argument("--seconds", type=float, default=75.0, help="of each run, after its start")
     parser.add_argument("--seeds", type=int, default=5, help="simulations of each prediction")
     parser.add_argument("--only", nargs="+", choices=list(PREDICTED), default=list(PREDICTED))
     parser.add_argument("--keep", type=Path, help="directory for the runs, which stay there")

@@ -1,6 +1,8 @@
 """A recorded run simulated again: unchanged it does what it did, changed it does what such a run does."""
 
 import json
+import random
+from statistics import fmean
 
 import pytest
 
@@ -12,7 +14,7 @@ from headway.matching.spec import WorkloadSettings
 from headway.matching.whatif import METRICS, value_of, whatif
 from headway.matching.whatif_text import whatif_json, whatif_text
 from headway.telemetry.metrics import RunMetrics
-from tests.simulation.modelled_runs import modelled_run
+from tests.simulation.modelled_runs import MemoryJournal, modelled_run
 
 TRUTH = WorkloadSettings(
     prompt_tokens=100, turns=3.0, answer_tokens=60, answer_sigma=0.5, rollout_sigma=0.3, observation_tokens=20,
@@ -66,40 +68,41 @@ def test_no_change_makes_no_difference(journal):
 
 def test_the_measured_run_is_inside_what_the_seeds_make_of_it(journal):
     """Each seed deals the groups anew; the run itself is one such deal."""
-    found = whatif(journal, ["queue.bound=2"], seeds=6)
+    found = whatif(journal, ["queue.bound=2"], seeds=3)
     for key, within in (("rl.consumption.wall_samples_per_s", 0.08), ("rl.production.samples_per_s", 0.06)):
         one = found.of(key)
         assert one.before == pytest.approx(one.measured, rel=within)
 
 
 @pytest.mark.parametrize(
-    ("changes", "overrides", "within"),
+    ("changes", "steps"),
     [
-        (["queue.bound=4"], ["queue.bound=4"], 0.1),
-        (["queue.bound=0"], ["queue.bound=0"], 0.1),
-        (["queue.batch_size=64", "queue.group_size=4"], ["queue.batch_size=64", "queue.group_size=4"], 0.1),
-        (["generator.max_running=8"], ["generator.max_running=8"], 0.1),
+        (["queue.bound=4"], 40),
+        (["queue.bound=0"], 40),
+        (["queue.batch_size=64", "queue.group_size=4"], 20),
+        (["generator.max_running=8"], 40),
     ],
 )
-def test_a_changed_run_is_predicted(journal, changes, overrides, within):
-    """Against a simulation with the true workload, another seed and the setting changed."""
+def test_a_changed_run_is_predicted(journal, changes, steps):
+    """Against simulations of the true workload with the setting changed; one run's rate is within 6 %."""
     found = whatif(journal, changes, seeds=3)
-    true = summary(run(*overrides, seed=2, steps=40 if "64" not in changes[0] else 20))
-    one = found.of("rl.consumption.wall_samples_per_s")
-    assert one.after == pytest.approx(value_of(true, one.key), rel=within)
-    staleness = found.of("rl.staleness.token.mean")
-    assert staleness.after == pytest.approx(value_of(true, staleness.key), abs=0.3)
-    waits = found.of("rl.trainer.wait_fraction")
-    assert waits.after == pytest.approx(value_of(true, waits.key), abs=0.05)
+    true = [summary(run(*changes, seed=seed, steps=steps)) for seed in (2, 3, 4)]
+    for key, within in (
+        ("rl.consumption.wall_samples_per_s", {"rel": 0.1}),
+        ("rl.staleness.token.mean", {"abs": 0.3}),
+        ("rl.trainer.wait_fraction", {"abs": 0.05}),
+    ):
+        mean = fmean(value_of(one, key) for one in true)
+        assert found.of(key).after == pytest.approx(mean, **within), key
 
 
 def test_slower_tools_are_predicted_by_scaling_what_was_recorded(journal):
     fitted = calibrate(journal).workload.tool_s
     found = whatif(journal, [f"workload.tool_s={2 * fitted}"], seeds=3)
     slower = WorkloadSettings(**{name: getattr(TRUTH, name) for name in TRUTH.__slots__} | {"tool_s": 8.0})
-    true = summary(run(truth=slower, seed=2))
-    one = found.of("rl.consumption.wall_samples_per_s")
-    assert one.after == pytest.approx(value_of(true, one.key), rel=0.1)
+    key = "rl.consumption.wall_samples_per_s"
+    mean = fmean(value_of(summary(run(truth=slower, seed=seed)), key) for seed in (2, 3, 4))
+    assert found.of(key).after == pytest.approx(mean, rel=0.1)
 
 
 def test_the_difference_has_an_interval_that_holds_its_mean(deeper):
@@ -118,7 +121,7 @@ def test_a_recorded_rollout_does_what_it_did(journal):
     workload = RecordedWorkload(recording, calibrate(journal).workload)
     done = next(one for one in recording.attempts if one.outcome == "ended" and one.reward is not None)
     first = next(one for one in recording.attempts if one.group == done.group)
-    plan = workload.plan(__import__("random").Random(0), first.task_id, done.rollout, 0, 0, "train")
+    plan = workload.plan(random.Random(0), first.task_id, done.rollout, 0, 0, "train")
     assert isinstance(plan, RecordedPlan)
     assert [turn.answer_tokens for turn in plan.turns] == [turn.num_tokens for turn in done.turns]
     assert [turn.tool_s for turn in plan.turns[:-1]] == [turn.after_s for turn in done.turns[:-1]]
@@ -130,7 +133,7 @@ def test_a_rollout_that_was_cut_off_goes_on(journal):
     recording = record(journal)
     cut = next(one for one in recording.attempts if one.outcome == "stopped" and one.turns)
     workload = RecordedWorkload(recording, calibrate(journal).workload)
-    plan = workload.plan(__import__("random").Random(0), cut.task_id, cut.rollout, 0, 0, "train")
+    plan = workload.plan(random.Random(0), cut.task_id, cut.rollout, 0, 0, "train")
     begun = cut.num_tokens - cut.num_answered
     assert [turn.answer_tokens for turn in plan.turns[: len(cut.turns)]] == [t.num_tokens for t in cut.turns]
     if begun:
@@ -145,7 +148,7 @@ def test_lower_limits_cut_recorded_answers(journal):
     scales = Scales(max_answer_tokens=10)
     workload = RecordedWorkload(recording, calibrate(journal).workload, scales=scales)
     done = next(one for one in recording.attempts if one.outcome == "ended")
-    plan = workload.plan(__import__("random").Random(0), done.task_id, done.rollout, 0, 0, "train")
+    plan = workload.plan(random.Random(0), done.task_id, done.rollout, 0, 0, "train")
     assert max(turn.answer_tokens for turn in plan.turns) == 10
     assert plan.truncated
 
@@ -153,7 +156,10 @@ def test_lower_limits_cut_recorded_answers(journal):
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ("trainer.learning_rate=0.1", "cannot be predicted: it changes what the policy learns or what a step"),
+        (
+            "trainer.learning_rate=0.1",
+            "cannot be predicted: it changes what the policy learns or what a step",
+        ),
         ("algorithm.loss=cispo", "cannot be predicted: it changes what the policy learns"),
         ("model.path=other", "cannot be predicted: another model answers otherwise"),
         ("environment.args.levels=[3]", "cannot be predicted: rollouts are replayed as they were recorded"),
@@ -180,12 +186,16 @@ def test_settings_that_it_cannot_predict_are_refused(journal, change, rule):
 def test_all_problems_are_told_together(journal):
     with pytest.raises(ConfigError) as raised:
         whatif(journal, ["model.path=x", "queue.bound=-1", "fleet.start_s=-1"], seeds=1)
-    assert [problem.key for problem in raised.value.problems] == ["model.path", "fleet.start_s", "queue.bound"]
+    assert [problem.key for problem in raised.value.problems] == [
+        "model.path",
+        "fleet.start_s",
+        "queue.bound",
+    ]
 
 
-def test_a_run_that_is_too_short_is_refused():
+def test_a_run_that_is_too_short_is_refused(journal):
     with pytest.raises(UserError, match="the run must be long enough to be simulated again"):
-        whatif(modelled_run(TRUTH, "queue.batch_size=8", "queue.bound=0", steps=1), ["queue.bound=1"])
+        whatif(MemoryJournal(journal.header, journal.entries[:100]), ["queue.bound=1"])
 
 
 def test_text_and_json_say_what_it_does_not_predict(deeper):

@@ -58,7 +58,9 @@ def requests_of(recording: Recording) -> list[Request]:
             took = unfinished * token_s
             begin = attempt.over_s - took
             found.append(
-                Request(attempt.replica, begin, attempt.over_s, took, 0.0, 0, context, unfinished, partial=True)
+                Request(
+                    attempt.replica, begin, attempt.over_s, took, 0.0, 0, context, unfinished, partial=True
+                )
             )
     return found
 

@@ -187,10 +187,13 @@ def solve_rates(solved: Sequence[int], sizes: Sequence[int], steps: Sequence[int
     def loss(values: Any) -> float:
         alpha, beta = shape(values)
         told = float(np.sum(stats_.betabinom.logpmf(hits, tries, alpha, beta)))
-        return -told + 1e-3 * sum(float(value) ** 2 for value in values)  # a faint pull, where all groups are alike
+        return -told + 1e-3 * sum(
+            float(value) ** 2 for value in values
+        )  # a faint pull, where all groups are alike
 
     mean = min(0.99, max(0.01, float(hits.sum() / tries.sum())))
     start = np.asarray([math.log(mean / (1 - mean)), 1.0, 0.0])
+
     def without_slope(values: Any) -> float:
         return loss([values[0], values[1], 0.0])
 

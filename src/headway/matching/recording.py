@@ -194,9 +194,8 @@ class _Reader:
                 self._requests[command.request] = command
             elif isinstance(command, commands.GrantSandbox):
                 self._granted[command.sandbox] = entry.t
-            elif isinstance(command, commands.ReleaseSandbox):
-                if (since := self._granted.pop(command.sandbox, None)) is not None:
-                    self.recording.starts_cut.append(entry.t - since)
+            elif isinstance(command, commands.ReleaseSandbox) and command.sandbox in self._granted:
+                self.recording.starts_cut.append(entry.t - self._granted.pop(command.sandbox))
 
     def _started(self, t: float, command: StartRollout) -> None:
         self._close(t, command.rollout, "failed")
