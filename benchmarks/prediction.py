@@ -132,7 +132,8 @@ def main() -> None:
         result: dict[str, object] = {}
         for name in arguments.only:
             found = predicted(recorded, PREDICTED[name], arguments.seeds)
-            result = own_error(found) | result if not result else result
+            if not result:
+                result |= own_error(found)
             made = run(folder, name, PREDICTED[name], arguments.seconds)
             result |= judged(found, RunMetrics.of(read_journal(made)).summary(), name)
     result["ok"] = all(value for key, value in result.items() if key.endswith(".ok"))

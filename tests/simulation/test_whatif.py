@@ -7,18 +7,17 @@ from statistics import fmean
 import pytest
 
 from headway.core.errors import ConfigError, UserError
-from headway.matching.calibrate import calibrate
 from headway.matching.recorded import RecordedPlan, RecordedWorkload, Scales
 from headway.matching.recording import record
 from headway.matching.spec import WorkloadSettings
-from headway.matching.whatif import METRICS, value_of, whatif
+from headway.matching.whatif import METRICS, Replay, value_of, whatif
 from headway.matching.whatif_text import whatif_json, whatif_text
 from headway.telemetry.metrics import RunMetrics
 from tests.simulation.modelled_runs import MemoryJournal, modelled_run
 
 TRUTH = WorkloadSettings(
-    prompt_tokens=100, turns=3.0, answer_tokens=60, answer_sigma=0.5, rollout_sigma=0.3, observation_tokens=20,
-    tool_s=4.0, tool_sigma=0.9, score_s=0.3, solve_alpha=2.0, solve_beta=3.0,
+    prompt_tokens=100, turns=3.0, answer_tokens=60, answer_sigma=0.5, rollout_sigma=0.3, 
+    observation_tokens=20, tool_s=4.0, tool_sigma=0.9, score_s=0.3, solve_alpha=2.0, solve_beta=3.0,
 )  # fmt: skip
 SIZE = (
     "generator.max_context_tokens=4096", "generator.max_answer_tokens=2048", "generator.max_running=64",
@@ -26,7 +25,7 @@ SIZE = (
 )  # fmt: skip
 
 
-def run(*overrides, truth=TRUTH, seed=1, steps=40):
+def run(*overrides, truth=TRUTH, seed=1, steps=30):
     return modelled_run(truth, *SIZE, *overrides, seed=seed, steps=steps)
 
 
@@ -43,8 +42,13 @@ def journal():
 
 
 @pytest.fixture(scope="module")
-def deeper(journal):
-    return whatif(journal, ["queue.bound=4"], seeds=4)
+def replay(journal):
+    return Replay(journal)
+
+
+@pytest.fixture(scope="module")
+def deeper(replay):
+    return replay.whatif(["queue.bound=4"], seeds=3)
 
 
 def test_the_unchanged_run_does_what_it_did(deeper):
@@ -59,16 +63,16 @@ def test_the_unchanged_run_does_what_it_did(deeper):
             assert one.replayed == pytest.approx(one.measured, rel=0.04), key
 
 
-def test_no_change_makes_no_difference(journal):
-    found = whatif(journal, ["queue.bound=2"], seeds=2)
+def test_no_change_makes_no_difference(replay):
+    found = replay.whatif(["queue.bound=2"], seeds=2)
     for one in found.compared:
         assert (one.difference, one.low, one.high) == (0.0, 0.0, 0.0)
         assert one.before == one.after
 
 
-def test_the_measured_run_is_inside_what_the_seeds_make_of_it(journal):
+def test_the_measured_run_is_inside_what_the_seeds_make_of_it(replay):
     """Each seed deals the groups anew; the run itself is one such deal."""
-    found = whatif(journal, ["queue.bound=2"], seeds=3)
+    found = replay.whatif(["queue.bound=2"], seeds=3)
     for key, within in (("rl.consumption.wall_samples_per_s", 0.08), ("rl.production.samples_per_s", 0.06)):
         one = found.of(key)
         assert one.before == pytest.approx(one.measured, rel=within)
@@ -77,15 +81,15 @@ def test_the_measured_run_is_inside_what_the_seeds_make_of_it(journal):
 @pytest.mark.parametrize(
     ("changes", "steps"),
     [
-        (["queue.bound=4"], 40),
-        (["queue.bound=0"], 40),
-        (["queue.batch_size=64", "queue.group_size=4"], 20),
-        (["generator.max_running=8"], 40),
+        (["queue.bound=4"], 30),
+        (["queue.bound=0"], 30),
+        (["queue.batch_size=64", "queue.group_size=4"], 15),
+        (["generator.max_running=8"], 30),
     ],
 )
-def test_a_changed_run_is_predicted(journal, changes, steps):
+def test_a_changed_run_is_predicted(replay, changes, steps):
     """Against simulations of the true workload with the setting changed; one run's rate is within 6 %."""
-    found = whatif(journal, changes, seeds=3)
+    found = replay.whatif(changes, seeds=3)
     true = [summary(run(*changes, seed=seed, steps=steps)) for seed in (2, 3, 4)]
     for key, within in (
         ("rl.consumption.wall_samples_per_s", {"rel": 0.1}),
@@ -96,9 +100,9 @@ def test_a_changed_run_is_predicted(journal, changes, steps):
         assert found.of(key).after == pytest.approx(mean, **within), key
 
 
-def test_slower_tools_are_predicted_by_scaling_what_was_recorded(journal):
-    fitted = calibrate(journal).workload.tool_s
-    found = whatif(journal, [f"workload.tool_s={2 * fitted}"], seeds=3)
+def test_slower_tools_are_predicted_by_scaling_what_was_recorded(replay):
+    fitted = replay.calibration.workload.tool_s
+    found = replay.whatif([f"workload.tool_s={2 * fitted}"], seeds=3)
     slower = WorkloadSettings(**{name: getattr(TRUTH, name) for name in TRUTH.__slots__} | {"tool_s": 8.0})
     key = "rl.consumption.wall_samples_per_s"
     mean = fmean(value_of(summary(run(truth=slower, seed=seed)), key) for seed in (2, 3, 4))
@@ -111,14 +115,14 @@ def test_the_difference_has_an_interval_that_holds_its_mean(deeper):
     assert one.low > 0  # more depth produces more
 
 
-def test_what_never_ran_is_drawn_and_counted(journal):
-    assert whatif(journal, ["queue.bound=2"], seeds=1).drawn < 0.02
-    assert whatif(journal, ["queue.group_size=16"], seeds=1).drawn == pytest.approx(0.5, abs=0.1)
+def test_what_never_ran_is_drawn_and_counted(replay):
+    assert replay.whatif(["queue.bound=2"], seeds=1).drawn < 0.02
+    assert replay.whatif(["queue.group_size=16"], seeds=1).drawn == pytest.approx(0.5, abs=0.1)
 
 
-def test_a_recorded_rollout_does_what_it_did(journal):
+def test_a_recorded_rollout_does_what_it_did(journal, replay):
     recording = record(journal)
-    workload = RecordedWorkload(recording, calibrate(journal).workload)
+    workload = RecordedWorkload(recording, replay.calibration.workload)
     done = next(one for one in recording.attempts if one.outcome == "ended" and one.reward is not None)
     first = next(one for one in recording.attempts if one.group == done.group)
     plan = workload.plan(random.Random(0), first.task_id, done.rollout, 0, 0, "train")
@@ -129,10 +133,10 @@ def test_a_recorded_rollout_does_what_it_did(journal):
     assert (workload.num_recorded, workload.num_drawn) == (1, 0)
 
 
-def test_a_rollout_that_was_cut_off_goes_on(journal):
+def test_a_rollout_that_was_cut_off_goes_on(journal, replay):
     recording = record(journal)
     cut = next(one for one in recording.attempts if one.outcome == "stopped" and one.turns)
-    workload = RecordedWorkload(recording, calibrate(journal).workload)
+    workload = RecordedWorkload(recording, replay.calibration.workload)
     plan = workload.plan(random.Random(0), cut.task_id, cut.rollout, 0, 0, "train")
     begun = cut.num_tokens - cut.num_answered
     assert [turn.answer_tokens for turn in plan.turns[: len(cut.turns)]] == [t.num_tokens for t in cut.turns]
@@ -143,10 +147,10 @@ def test_a_rollout_that_was_cut_off_goes_on(journal):
     assert (workload.num_recorded, workload.num_extended, workload.num_drawn) == (0, 1, 0)
 
 
-def test_lower_limits_cut_recorded_answers(journal):
+def test_lower_limits_cut_recorded_answers(journal, replay):
     recording = record(journal)
     scales = Scales(max_answer_tokens=10)
-    workload = RecordedWorkload(recording, calibrate(journal).workload, scales=scales)
+    workload = RecordedWorkload(recording, replay.calibration.workload, scales=scales)
     done = next(one for one in recording.attempts if one.outcome == "ended")
     plan = workload.plan(random.Random(0), done.task_id, done.rollout, 0, 0, "train")
     assert max(turn.answer_tokens for turn in plan.turns) == 10
@@ -176,16 +180,16 @@ def test_lower_limits_cut_recorded_answers(journal):
         ("nonsense", "an override must have the form key=value"),
     ],
 )
-def test_settings_that_it_cannot_predict_are_refused(journal, change, rule):
+def test_settings_that_it_cannot_predict_are_refused(replay, change, rule):
     with pytest.raises(ConfigError) as raised:
-        whatif(journal, [change], seeds=1)
+        replay.whatif([change], seeds=1)
     (problem,) = raised.value.problems
     assert problem.rule.startswith(rule)
 
 
-def test_all_problems_are_told_together(journal):
+def test_all_problems_are_told_together(replay):
     with pytest.raises(ConfigError) as raised:
-        whatif(journal, ["model.path=x", "queue.bound=-1", "fleet.start_s=-1"], seeds=1)
+        replay.whatif(["model.path=x", "queue.bound=-1", "fleet.start_s=-1"], seeds=1)
     assert [problem.key for problem in raised.value.problems] == [
         "model.path",
         "fleet.start_s",
@@ -200,7 +204,7 @@ def test_a_run_that_is_too_short_is_refused(journal):
 
 def test_text_and_json_say_what_it_does_not_predict(deeper):
     text = whatif_text(deeper, "runs/x")
-    assert text.startswith("runs/x with queue.bound=4, 4 seeds\n")
+    assert text.startswith("runs/x with queue.bound=4, 3 seeds\n")
     assert "never learning" in text
     plain = json.loads(json.dumps(whatif_json(deeper)))
     assert plain["predicts"] == "rates and staleness, never learning"
@@ -210,4 +214,4 @@ def test_text_and_json_say_what_it_does_not_predict(deeper):
 
 
 def test_the_same_journal_and_seeds_give_the_same_prediction(journal, deeper):
-    assert whatif_json(whatif(journal, ["queue.bound=4"], seeds=4)) == whatif_json(deeper)
+    assert whatif_json(whatif(journal, ["queue.bound=4"], seeds=3)) == whatif_json(deeper)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 special_: Any = cast("Any", special)  # scipy has no types
 
-MAX_VALUES = 8_000  # that the sampler looks at; of more, those of evenly spaced rollouts
-WARM, KEPT = 150, 350  # draws
+MAX_VALUES = 6_000  # that the sampler looks at; of more, those of evenly spaced rollouts
+WARM, KEPT = 100, 250  # draws
 MIN_SHARED = 5  # tasks, or rollouts, with two values or more, for their part to be told
 _EXACT_FROM = 30.0  # counts from which rounding does not matter
 

@@ -35,7 +35,7 @@ from headway.telemetry.metrics import RunMetrics
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headway.matching.recording import JournalLike, Recording
+    from headway.matching.recording import JournalLike
 
 METRICS = {
     "rl.consumption.wall_samples_per_s": "trained samples/s",
@@ -91,47 +91,28 @@ class WhatIf:
 
 
 def whatif(journal: JournalLike, changes: Sequence[str], seeds: int = 5) -> WhatIf:
-    """Predict what a run would have done with other settings.
-
-    Args:
-        journal: of the run.
-        changes: `key=value`, of the settings in `whatif_changes`.
-        seeds: simulations of each of the two.
-
-    Raises:
-        ConfigError: a setting that cannot be predicted or is wrong.
-        UserError: a run that is too short to be simulated.
-    """
-    recording = record(journal)
-    calibration = calibrate_recording(recording)
-    unchanged, changed = change(calibration, ()), change(calibration, changes)
-    metrics = RunMetrics(journal.header)
-    for entry in journal:
-        metrics.feed(entry)
-    measured = metrics.summary()
-    replay = Replay(recording, calibration, measured)
-    as_it_was, _ = replay.run(unchanged, 0)
-    befores, afters = list[dict[str, Any]](), list[dict[str, Any]]()
-    drawn = extended = every = 0
-    for seed in range(1, seeds + 1):
-        befores.append(replay.run(unchanged, seed)[0])
-        summary, workload = replay.run(changed, seed)
-        afters.append(summary)
-        drawn, extended = drawn + workload.num_drawn, extended + workload.num_extended
-        every += workload.num_drawn + workload.num_extended + workload.num_recorded
-    compared = tuple(_compared(key, measured, as_it_was, befores, afters) for key in METRICS)
-    every = max(1, every)
-    return WhatIf(tuple(changes), seeds, compared, drawn / every, extended / every, calibration)
+    """Predict what a run would have done with other settings; see `Replay`, which takes several questions."""
+    return Replay(journal).whatif(changes, seeds)
 
 
 class Replay:
-    """Simulates a recorded run again."""
+    """A recorded run that can be simulated again.
 
-    def __init__(self, recording: Recording, calibration: Calibration, measured: dict[str, Any]) -> None:
-        """Take what was read and fitted; raise UserError where that is too little."""
-        self._recording, self._calibration = recording, calibration
-        self._measured = measured
-        timings = calibration.timings
+    Attributes:
+        calibration: what was fitted to it.
+        measured: its own metrics.
+    """
+
+    def __init__(self, journal: JournalLike) -> None:
+        """Read a journal and fit it; raise UserError for a run that is too short to be simulated."""
+        self._recording = record(journal)
+        self.calibration = calibrate_recording(self._recording)
+        metrics = RunMetrics(journal.header)
+        for entry in journal:
+            metrics.feed(entry)
+        self.measured = metrics.summary()
+        self._unchanged: dict[int, dict[str, Any]] = {}  # metrics by seed
+        timings = self.calibration.timings
         if timings.decode_base_s is None or timings.step_base_s is None:
             what = "answers" if timings.decode_base_s is None else "steps"
             raise UserError(
@@ -139,21 +120,50 @@ class Replay:
                 remedy="Let it run longer, or plan from a SPEC: `headway plan`",
             )
 
+    def whatif(self, changes: Sequence[str], seeds: int = 5) -> WhatIf:
+        """Predict what the run would have done with other settings.
+
+        Args:
+            changes: `key=value`, of the settings in `whatif_changes`.
+            seeds: simulations of the changed run, and of the unchanged one.
+
+        Raises:
+            ConfigError: a setting that cannot be predicted or is wrong.
+        """
+        changed = change(self.calibration, changes)
+        befores, afters = list[dict[str, Any]](), list[dict[str, Any]]()
+        drawn = extended = every = 0
+        for seed in range(1, seeds + 1):
+            befores.append(self.unchanged(seed))
+            summary, workload = self.run(changed, seed)
+            afters.append(summary)
+            drawn, extended = drawn + workload.num_drawn, extended + workload.num_extended
+            every += workload.num_drawn + workload.num_extended + workload.num_recorded
+        as_it_was, every = self.unchanged(0), max(1, every)
+        compared = tuple(_compared(key, self.measured, as_it_was, befores, afters) for key in METRICS)
+        return WhatIf(tuple(changes), seeds, compared, drawn / every, extended / every, self.calibration)
+
+    def unchanged(self, seed: int) -> dict[str, Any]:
+        """Simulate the run as it was, with its groups as they were for seed 0; return the metrics."""
+        if seed not in self._unchanged:
+            self._unchanged[seed] = self.run(change(self.calibration, ()), seed)[0]
+        return self._unchanged[seed]
+
     def run(self, settings: Change, seed: int) -> tuple[dict[str, Any], RecordedWorkload]:
         """Simulate; return the metrics and the workload, which says what was drawn."""
         config, timings = settings.config, settings.timings
         scheduler = scheduler_settings(config)
         size = config.queue.batch_size / max(1, self._batch_size())
-        steps = max(1, round(self._calibration.steps / size))
-        by_steps = self._measured.get("outcome") == "steps"
-        window_s = float(self._measured.get("window_s") or 0.0)
+        steps = max(1, round(self.calibration.steps / size))
+        by_steps = self.measured.get("outcome") == "steps"
+        window_s = float(self.measured.get("window_s") or 0.0)
         # A run that ended by its steps admits nothing that could not train any more; another one goes on.
         stop = replace(
             scheduler.stop, steps=steps if by_steps else 0, wall_s=0.0 if by_steps else max(window_s, 1e-3),
             target_reward=0.0,
         )  # fmt: skip
         workload = RecordedWorkload(
-            self._recording, self._calibration.workload,
+            self._recording, self.calibration.workload,
             max_context_tokens=config.generator.max_context_tokens, seed=seed, scales=settings.scales,
         )  # fmt: skip
         driver = ModelledDriver(
@@ -171,7 +181,7 @@ class Replay:
         return driver.run().metrics, workload
 
     def _batch_size(self) -> int:
-        return int(self._calibration.config.get("queue", {}).get("batch_size", 1))
+        return int(self.calibration.config.get("queue", {}).get("batch_size", 1))
 
 
 def value_of(summary: dict[str, Any], key: str) -> float | None:
