@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headway.core.errors import UserError
 from headway.matching.contracts import EngineModel, TrainerModel
 from headway.matching.engine import MeasuredEngine, RooflineEngine, num_replicas
-from headway.matching.fit import check_trainer, kv_room
+from headway.matching.fit import check_trainer, kv_room, offload_room
 from headway.matching.fleet import FleetOf
 from headway.matching.hardware import BYTES, find_accelerator
 from headway.matching.trainer_model import RooflineTrainer
@@ -64,6 +64,7 @@ def _models_of(spec: Spec) -> Models:
             tenants=tenants,
             max_running=max_running,
             kv_tokens=kv_tokens,
+            offload_tokens=offload_room(spec.model, spec.hardware.generator) // tenants,
         )
     engine: RooflineEngine | MeasuredEngine | None = roofline
     if engine is None or timings.decode_base_s is not None or timings.prefill_token_s is not None:

@@ -81,6 +81,7 @@ class RooflineEngine:
         tenants: runs that share the replica; each is told of its part, and waits for the others' too.
         max_running: requests of this run at once.
         kv_tokens: room for keys and values of this run, tokens; 0 for no end.
+        offload_tokens: room for those of conversations that wait, in host memory.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class RooflineEngine:
         tenants: int = 1,
         max_running: int = 256,
         kv_tokens: int = 0,
+        offload_tokens: int = 0,
     ) -> None:
         self.model = model
         self.accelerator = accelerator
@@ -99,6 +101,7 @@ class RooflineEngine:
         self.cut = cut_replica(pool, model)
         self.max_running = max_running
         self.kv_tokens = kv_tokens
+        self.offload_tokens = offload_tokens
         self.tenants = tenants
         self.tokens_per_iteration = pool.speculative_tokens
         self.separate_prefill = self.cut.prefill_gpus > 0
@@ -108,6 +111,8 @@ class RooflineEngine:
         self._routed_bytes = model.routed_params * weight_bytes / self.cut.expert_shards
         self._kv_bytes = kv_bytes_per_token(model, pool) / self.cut.kv_shards
         self._peak = accelerator.peak(pool.weights)
+        self._token_flops, self._score_flops = 2.0 * model.linear_params, 4.0 * model.score_width
+        self._expert_layers = model.expert_layers
         self._verified = math.ceil(pool.speculative_tokens) + 1 if pool.speculative_tokens > 1 else 1
         self._verified_share = 1.0 if not model.experts else model.experts_per_token / model.experts
 
@@ -127,7 +132,7 @@ class RooflineEngine:
             index = self.model.layers * self.model.indexer.dim / self.cut.kv_shards
             read += resident_tokens * self.tenants * index
         memory_s = read / (self.accelerator.bandwidth * self.pool.bandwidth_efficiency)
-        flops = self.model.decode_flops(batch, context)
+        flops = batch * (self._token_flops + self._score_flops * self.model.seen_tokens(context))
         compute_s = flops / (self.cut.gpus * self._peak * self.pool.compute_efficiency)
         links_s = self._links_s(batch / self.cut.copies, self.cut.gpus)
         return max(memory_s, compute_s) + links_s + self.pool.iteration_s
@@ -140,7 +145,8 @@ class RooflineEngine:
         gpus = self.cut.gpus
         if self.separate_prefill:
             gpus = self.cut.prefill_gpus / self.prefill_lines
-        flops = self.model.prefill_flops(num_tokens, context_tokens)
+        seen = self.model.seen_tokens(context_tokens + num_tokens / 2)
+        flops = num_tokens * (self._token_flops + self._score_flops * seen)
         compute_s = flops / (gpus * self._peak * self.pool.compute_efficiency)
         read = self._dense_bytes + self._routed_bytes * self.experts_touched(num_tokens)
         memory_s = read / (self.accelerator.bandwidth * self.pool.bandwidth_efficiency)
@@ -189,6 +195,7 @@ class MeasuredEngine:
         self.timings = timings
         self.max_running = max_running
         self.kv_tokens = kv_tokens
+        self.offload_tokens = formulas.offload_tokens if formulas is not None else 0
         self.tokens_per_iteration = formulas.tokens_per_iteration if formulas is not None else 1.0
         self.separate_prefill = formulas.separate_prefill if formulas is not None else False
         self.prefill_lines = formulas.prefill_lines if formulas is not None else 1

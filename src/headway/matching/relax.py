@@ -41,6 +41,11 @@ class QuickEngine:
         return round(self.engine.kv_tokens * self.room)
 
     @property
+    def offload_tokens(self) -> int:
+        """The engine's own."""
+        return self.engine.offload_tokens
+
+    @property
     def separate_prefill(self) -> bool:
         """The engine's own."""
         return self.engine.separate_prefill

@@ -37,10 +37,10 @@ class Simulated:
 
 def short_simulation(
     spec: Spec, models: Models, flow: Flow, *, budget_events: int, seed: int = 0
-) -> Simulated:
+) -> Simulated | None:
     """Simulate as many steps as the budget of events allows, of the whole run or a part.
 
-    `flow` says about how long a step takes.
+    `flow` says about how long a step takes. None where the least would be more than twice the budget.
     """
     scheduler = spec.scheduler
     turns = max(1.0, spec.workload.turns)
@@ -52,6 +52,8 @@ def short_simulation(
         part = candidate
         if each / part * wanted <= budget_events:
             break
+    if each / part * wanted > 2 * budget_events:
+        return None
     steps = max(wanted, min(100, int(budget_events * part / each)))
     settings, cut = _cut(scheduler, part), models
     if part > 1:

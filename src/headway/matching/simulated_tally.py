@@ -168,8 +168,10 @@ class Tally:
             "tool_s": rollout.sum_tool_s,
             "score_s": max(0.0, event.duration_s - event.sandbox_start_s),
         }
-        sketches = self._sketches
-        sketches["rl.latency.queue_s"].add(max(0.0, whole - sum(parts.values())))
+        sketches, explained = self._sketches, sum(parts.values())
+        if explained > whole:  # a tool call went on while the rollout was parked
+            parts = {name: part * whole / explained for name, part in parts.items()}
+        sketches["rl.latency.queue_s"].add(max(0.0, whole - explained))
         for name, part in parts.items():
             sketches[f"rl.latency.{name}"].add(part)
         sketches["rl.latency.end_to_end_s"].add(whole)
@@ -195,15 +197,15 @@ class Tally:
         self._depth.rollout_settled(note.group, note.rollout)
         self._fates[fate] += 1
         self._fate_tokens[fate] += num_tokens
-        if note.group in self._accepted and fate not in _NOT_REJECTED:
-            self._counts["rejected"] += 1
+        rollout = self._known.get(note.rollout)
+        if note.group in self._accepted and fate not in _NOT_REJECTED and rollout is not None:
+            self._counts["rejected"] += rollout.scored
         if fate == "cancelled":
             self._groups.pop(note.group, None)
         if fate in _NEITHER:
             return
         kind = "kept"
         if fate == "cancelled":
-            rollout = self._known.get(note.rollout)
             kind = "finished" if rollout is not None and rollout.ended else "unfinished"
         elif fate.startswith("failed_"):
             kind = "errored"
@@ -272,6 +274,8 @@ class Tally:
 
     def _finished(self, t: float, command: commands.Finish) -> None:
         self._stopping(t)
+        for level in (self._live, self._starting, self._in_flight, self._parked):
+            level.advance(t)
         self.outcome, self.message = command.outcome, command.message
 
     # --- sandboxes

@@ -144,6 +144,22 @@ def load_spec(path: Path | None, overrides: Sequence[str] = ()) -> Spec:
     return Spec(sections, scheduler_settings(sections), model, source, path, tuple(overrides))
 
 
+@dataclass(frozen=True, slots=True)
+class _CostOnly:
+    cost: CostSettings
+
+
+def load_cost(path: Path | None, overrides: Sequence[str] = ()) -> CostSettings:
+    """Read section [cost] alone, of a SPEC or of overrides.
+
+    Raises ConfigError for a key of it that is refused.
+    """
+    source = read_source(path, overrides)
+    for name in [name for name in source.values if path is not None and name != "cost"]:
+        del source.values[name]
+    return validate(_CostOnly, source, examples={}, rules=()).cost
+
+
 def _with_hardware(sections: SpecSections) -> SpecSections:
     """Return the sections with the engines that the hardware makes."""
     pool = sections.hardware.generator

@@ -132,7 +132,7 @@ class Scheduler:
 
     def handle(self, event: Event, now: float) -> tuple[list[Command], list[Note]]:
         """Take one fact at time `now` (seconds since the run began) and return what follows from it."""
-        ctx = Context(self.settings, self.state, self.index, now)
+        ctx = Context(self.settings, self.state, self.index, now, [], [])
         if self.state.phase == "finished" and not isinstance(event, RunResumed):
             ctx.note(Ignored(type(event).__name__, "finished"))
             return ctx.commands, ctx.notes
