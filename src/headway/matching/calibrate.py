@@ -14,10 +14,10 @@ from headway.matching import calibrate_lengths
 from headway.matching.calibration import Calibration, Found
 from headway.matching.engine_fit import EngineFit, fit_engine
 from headway.matching.fits import line, lognormal, solve_rates, varies
-from headway.matching.recording import RecordedStep, Recording, record
+from headway.matching.recording import record
 
 if TYPE_CHECKING:
-    from headway.matching.recording import JournalLike
+    from headway.matching.recorded_run import JournalLike, RecordedStep, Recording
 
 MIN_STEPS = 8  # for a line through the trainer's steps
 LOW_R2 = 0.2  # below which the load explains little of the engine's speed

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headway.matching.calibration import Found
-    from headway.matching.recording import RecordedAttempt, Recording
+    from headway.matching.recorded_run import RecordedAttempt, Recording
 
 LEAST_CALL_S = 0.001  # between two answers, from which something is thought to have happened there
 
