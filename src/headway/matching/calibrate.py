@@ -118,7 +118,7 @@ def _fleet(recording: Recording, found: Found) -> None:
         share = recording.sandbox_failures / (recording.sandbox_failures + len(starts))
         found.add("fleet.failure_rate", share, "starts that failed", num=fitted.num)
     refused = (
-        f"it refused {recording.sandbox_refusals} times" if recording.sandbox_refusals else "never reached"
+        f"it refused {recording.sandbox_refusals} times" if recording.sandbox_refusals else "not met yet"
     )
     for name in ("creates_per_s", "max_starting"):
         found.stand_in(
@@ -134,8 +134,8 @@ def _engine(recording: Recording, fitted: EngineFit, found: Found, warnings: lis
     decode, prefill = fitted.decode, fitted.prefill
     if decode is not None and decode.r2 < LOW_R2:
         warnings.append(
-            f"the load explains {max(0.0, decode.r2):.0%} of how the engine's speed varied: other work on the "
-            "machine, or the driver, does the rest, and another load may be faster or slower than told"
+            f"the load explains {max(0.0, decode.r2):.0%} of how the engine's speed varied: other work on "
+            "the machine, or the driver, does the rest, and another load may be faster or slower than told"
         )
     for place, name in enumerate(("decode_base_s", "decode_row_s", "decode_token_s")):
         if decode is None:
