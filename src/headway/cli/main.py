@@ -39,6 +39,8 @@ COMMANDS = {
     "eval": ("eval", "Measure a model on an environment's tasks."),
     "export": ("export", "Write a run's trained model for transformers."),
     "replay": ("replay", "Check a run's journal against the scheduler."),
+    "calibrate": ("calibrate", "Fit a SPEC to a run: what `headway plan` needs."),
+    "whatif": ("whatif", "Predict a run's rates with other settings."),
     "prune": ("prune", "Free disk space: remove what a run need not keep."),
     "model": ("model", "Fetch models."),
     "sandbox": ("sandbox", "List, end, check and measure sandboxes."),

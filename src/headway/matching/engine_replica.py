@@ -87,6 +87,7 @@ class Replica:
         self._planned = inf  # when it fires next
         self._due = 0.0  # when it should, by the newest plan; it may fire earlier, by an older one
         self._standing = 0  # reasons to stand still: a version, a recomputation
+        self._stood_s = 0.0  # since when
         self._cached: dict[Request, int] = {}  # tokens of conversations elsewhere, longest unused first
         self._num_cached = 0
         self._prompts: dict[str, None] = {}  # groups whose prompt is in the prefix cache
@@ -143,6 +144,7 @@ class Replica:
         self._settle(now)
         self._a = self._b = 0.0
         if not self._standing:
+            self._stood_s = now
             for request, end in self._prefilling.items():
                 self._prefilling[request] = end - now
                 request.part += 1
@@ -150,8 +152,12 @@ class Replica:
                 request.since_s = now
         self._standing += 1
 
-    def take_up(self, lineage: int, number: int, *, recompute: bool) -> None:
-        """Decode with a version from now on; compute the memory of what decodes anew, or keep it."""
+    def take_up(self, lineage: int, number: int, *, recompute: bool) -> float:
+        """Decode with a version from now on; compute the memory of what decodes anew, or keep it.
+
+        Returns the further seconds that it stands still for that. As in the live engine, the whole pause of a
+        request whose memory is computed anew is prefill.
+        """
         self._versions.append((self._v, lineage, number))
         oldest = min((request.begun_v for request in self._running), default=self._v)
         while len(self._versions) > 1 and self._versions[1][0] <= oldest:
@@ -163,9 +169,15 @@ class Replica:
             if self._running:
                 held = [request.resident + self._v - request.begun_v for request in self._running]
                 each = [self._engine.prefill_s(tokens, 0) for tokens in held]
-                self._timer.at(max(max(each), sum(each) / self._lines), self._go_on)
-                return
+                rest_s = max(max(each), sum(each) / self._lines)
+                pause_s = self._timer.now_s - self._stood_s + rest_s
+                for request in self._running:
+                    request.prefill_s += pause_s
+                    request.decode_s -= pause_s
+                self._timer.at(rest_s, self._go_on)
+                return rest_s
         self._go_on()
+        return 0.0
 
     # --- the line and prefill
 
@@ -354,7 +366,7 @@ class Replica:
         num = request.num_left if whole else min(request.num_left - 1, int(passed + _EPSILON))
         self._cut(request, num)
         request.num_left -= num
-        request.decode_s += now - request.since_s
+        request.decode_s = max(0.0, request.decode_s + now - request.since_s)
         if whole:
             kept = request.resident + num
             self._cached[request] = kept

@@ -349,9 +349,9 @@ class SimulatedDriver:
     def _applied(self, what: tuple[Replica, ApplyVersion]) -> None:
         replica, command = what
         if not replica.dead:
-            replica.take_up(command.lineage, command.number, recompute=command.kv == "recompute")
-            apply_s = self.models.trainer.apply_s
-            self.feed(VersionApplied(replica.name, replica.epoch, command.lineage, command.number, apply_s))
+            rest_s = replica.take_up(command.lineage, command.number, recompute=command.kv == "recompute")
+            pause_s = self.models.trainer.apply_s + rest_s
+            self.feed(VersionApplied(replica.name, replica.epoch, command.lineage, command.number, pause_s))
 
     # --- workers
 

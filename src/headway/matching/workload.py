@@ -57,11 +57,13 @@ class DrawnWorkload:
                 truncated = True
                 break
             context += answer
-            if not left:
+            if not (left or settings.final_tool):
                 turns.append(TurnPlan(answer, None, 0))
                 break
             took_s = exp(tool_mu + tool_sigma * gauss(0.0, 1.0)) if tool_s and tool_sigma else tool_s
-            turns.append(TurnPlan(answer, took_s, observation))
+            turns.append(TurnPlan(answer, took_s, observation if left else 0))
+            if not left:
+                break
             context += observation
             if limit and context >= limit:  # no room for another answer
                 truncated = True
