@@ -33,6 +33,7 @@ COMMANDS = {
     "stop": ("stop", "Stop a run that goes on, in order."),
     "rollouts": ("rollouts", "Look into the rollouts of a run."),
     "report": ("report", "Show what a run did and what it learned."),
+    "advise": ("advise", "Say what costs a run time, and what to change."),
     "eval": ("eval", "Measure a model on an environment's tasks."),
     "export": ("export", "Write a run's trained model for transformers."),
     "replay": ("replay", "Check a run's journal against the scheduler."),

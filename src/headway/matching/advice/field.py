@@ -12,8 +12,8 @@ _SUMMARY = "field report 2026-06, all runs"
 
 WAIT = Range(0.30, 0.74, "field report 2026-06: 30 to 70 % typical, up to 74 % (case 2)")
 MFU = Range(0.10, 0.15, f"{_SUMMARY}; forward and backward alone")
-ALL_SOLVED = Range(0.0, 0.55, "field report 2026-06, case 2: up to 55 % of the tasks solved 16 of 16")
-DROPPED = Range(0.0, 0.60, "field report 2026-06, case 1: up to 60 % of the dispatched rollouts")
+ALL_SOLVED = Range(None, 0.55, "field report 2026-06, case 2: up to 55 % of the tasks solved 16 of 16")
+DROPPED = Range(None, 0.60, "field report 2026-06, case 1: up to 60 % of the dispatched rollouts")
 TRUNCATED = Range(0.03, 0.08, "field report 2026-06, case 3: 3 to 8 % at 128K tokens")
 USD_PER_MTOK = Range(6.90, 16.23, "field report 2026-06: 6.90 to 16.23 USD a million trained tokens")
 TOOL_CALLS = Range(12.0, 51.0, "field report 2026-06: 12 (case 4) to 51 (case 2) a rollout")

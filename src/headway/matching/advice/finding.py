@@ -14,7 +14,7 @@ Unit = Literal["share", "seconds", "ratio", "count", "tokens", "steps", "per_s",
 class Range:
     """What runs of the field show of a figure."""
 
-    low: float
+    low: float | None  # None where only the highest is known
     high: float
     source: str  # where it is from, in words
 

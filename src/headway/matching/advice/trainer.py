@@ -75,8 +75,8 @@ def _training_bound(reading: Reading) -> Iterator[Finding]:
         evidence=tuple(evidence),
         when=_when(reading, lambda spent: spent.starved_s < BUSY * spent.total_s),
         change=Change(
-            "move machines from the generator to the trainer, or give it more ranks (trainer.ranks) or bigger "
-            "passes (trainer.micro_batch_tokens); less queue.depth costs nothing and trains fresher tokens"
+            "move machines from the generator to the trainer, give it more ranks (trainer.ranks) or bigger "
+            "passes (trainer.micro_batch_tokens); less queue.depth costs nothing, and tokens are fresher"
         ),
         gain=gain,
     )

@@ -1,0 +1,43 @@
+"""headway advise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from headway.cli.arguments import check_run, naming, run_argument
+from headway.cli.output import until_nobody_reads
+
+
+@click.command("advise")
+@run_argument
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all of it.")
+def command(run: Path, as_json: bool) -> int:
+    r"""Say what costs a run time or tokens, and what to change.
+
+    Findings are ranked by the part of the run's time that they explain. Each has its evidence from the
+    journal of RUN, the typical range of the field where it is known, the change proposed, and what that would
+    gain, with how the gain was estimated. docs/matching.md lists the findings and their thresholds. A run
+    that is still going can be asked too.
+
+    \b
+    Examples:
+      headway advise runs/quickstart
+      headway advise runs/quickstart --json
+    """
+    from headway.matching.advice.reading import Reading
+    from headway.matching.advise import advice_of
+    from headway.matching.advise_text import advice_text
+    from headway.telemetry.journal import read_journal
+    from headway.telemetry.visible import visible
+
+    check_run(run)
+    with naming(run), until_nobody_reads():
+        advice = advice_of(Reading.of(read_journal(run)))
+        if as_json:
+            click.echo(json.dumps({"run": str(run), **advice.to_plain()}, indent=2, allow_nan=False))
+        else:
+            click.echo(visible(advice_text(advice, run.resolve().name)), nl=False)
+    return 0
