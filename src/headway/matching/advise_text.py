@@ -37,7 +37,13 @@ def advice_text(advice: Advice, name: str) -> str:
 
 def short_lines(advice: Advice, run: str) -> list[str]:
     """Return the findings that matter most, a line each, and how to see more; nothing for a calm run."""
-    told = [finding for finding in advice.findings if finding.stake >= SHORT_STAKE][:NUM_SHORT]
+    told: list[Finding] = []
+    for finding in advice.findings:
+        settings = finding.change.settings
+        again = settings and any(settings == one.change.settings for one in told)
+        if finding.stake >= SHORT_STAKE and not again:
+            told.append(finding)
+    told = told[:NUM_SHORT]
     if not told:
         return []
     lines = [
@@ -86,7 +92,7 @@ def gain_text(gain: Gain) -> str:
     if gain.high is None:
         return "not estimated"
     if gain.low is None:
-        return f"at most {100 * gain.high:+.0f}% trained rollouts/s"
+        return f"up to {100 * gain.high:+.0f}% trained rollouts/s"
     return f"{100 * gain.low:+.0f}% to {100 * gain.high:+.0f}% trained rollouts/s"
 
 

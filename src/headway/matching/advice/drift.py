@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.matching.advice.finding import Change, Figure, Finding
+from headway.matching.estimators import fit_line, t_quantile
 from headway.telemetry.tails import ratio
 
 if TYPE_CHECKING:
@@ -48,20 +49,12 @@ def crossing(xs: Sequence[float], ys: Sequence[float]) -> Crossing | None:
 
     None with fewer than three points or without a slope.
     """
-    from scipy.stats import linregress
-    from scipy.stats import t as student
-
-    count = len(xs)
-    if count < 3:
+    line = fit_line(xs, ys)
+    if line is None or not line.slope:
         return None
-    fit = linregress(list(xs), list(ys))
-    slope, intercept = float(fit.slope), float(fit.intercept)
-    if not slope:
-        return None
-    error, error0 = float(fit.stderr), float(fit.intercept_stderr)
-    mean = math.fsum(xs) / count
-    between = -mean * error * error  # covariance of intercept and slope
-    quantile = float(student.ppf(0.975, count - 2))
+    slope, intercept, error, error0 = line.slope, line.intercept, line.slope_error, line.intercept_error
+    between = -line.mean_x * error * error  # covariance of intercept and slope
+    quantile = t_quantile(0.975, line.num - 2)
     at = -intercept / slope
     # (intercept + x slope)^2 <= q^2 (error0^2 + 2 x between + x^2 error^2): a quadratic in x
     a = slope * slope - quantile**2 * error * error
@@ -72,7 +65,7 @@ def crossing(xs: Sequence[float], ys: Sequence[float]) -> Crossing | None:
     if a > 0.0 and root >= 0.0:
         low, high = (-b - math.sqrt(root)) / (2.0 * a), (-b + math.sqrt(root)) / (2.0 * a)
     t = slope / error if error else math.copysign(math.inf, slope)
-    return Crossing(at, low, high, t, slope, intercept + slope * xs[0], intercept + slope * xs[-1])
+    return Crossing(at, low, high, t, slope, line.at(xs[0]), line.at(xs[-1]))
 
 
 def findings(reading: Reading) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from headway.matching.advice.finding import Change, Figure, Finding, at_most
+from headway.matching.estimators import p_greater
 from headway.telemetry.tails import ratio
 
 if TYPE_CHECKING:
@@ -71,8 +72,6 @@ def _preempting(reading: Reading) -> Iterator[Finding]:
 
 
 def _slow(reading: Reading) -> Iterator[Finding]:
-    from scipy.stats import mannwhitneyu
-
     by_name = reading.replicas.by_name
     for name, seen in by_name.items():
         others = [value for other, one in by_name.items() if other != name for value in one.token_s]
@@ -80,7 +79,7 @@ def _slow(reading: Reading) -> Iterator[Finding]:
             continue
         mine, rest = _thinned(list(seen.token_s)), _thinned(others)
         factor = ratio(median(mine), median(rest)) or 0.0
-        if factor < SLOW or float(mannwhitneyu(mine, rest, alternative="greater").pvalue) > _P:
+        if factor < SLOW or p_greater(mine, rest) > _P:
             continue
         decode = reading.part_share("decode_s")
         part = (1.0 - 1.0 / factor) * decode / len(by_name)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headway.matching.advice.reading import Reading
 
 SIDE = 0.15
-OVERLAP = 0.35
+OVERLAP = 0.15
 MIN_STEPS = 4
 
 
@@ -45,21 +45,36 @@ def findings(reading: Reading) -> Iterator[Finding]:
         Figure("the trainer computes", computes, "share", "rl.trainer.compute_fraction"),
         Figure("the trainer waits for rollouts", starved, "share", note="evaluations left out"),
     )
-    best = 1.0 / max(starved, 1.0 - starved) - 1.0
-    gain = Gain(best, None, "closed form", "the longer of the two sides instead of their sum, at most")
     change, caution = _change(reading, int(bound))
+    gain = _gain(reading, starved, change)
     yield Finding(
         code="serial" if bound else "synchronous",
         title="Configured asynchronous, but generator and trainer take turns"
         if bound
         else "Synchronous: generator and trainer take turns",
-        stake=min(starved, 1.0 - starved),
+        stake=starved,
         evidence=evidence,
         when=when(numbers, serial),
         change=change,
         gain=gain,
         caution=caution,
     )
+
+
+def _gain(reading: Reading, starved: float, change: Change) -> Gain:
+    """Return between the longer side alone, and as many batches at once as the new depth allows.
+
+    The second takes a generator that makes them as fast as one, so it holds where its slots are half empty.
+    """
+    longer = 1.0 / max(starved, 1.0 - starved) - 1.0
+    depth = int(change.settings.get("queue.depth", change.settings.get("queue.bound", "1")))
+    used = reading.slots_used
+    if used is None or used * (depth + 1) <= 1.0:
+        most = min((depth + 1) / starved, 1.0 / (1.0 - starved)) - 1.0
+    else:
+        most = min(max(1.0, 1.0 / used) / starved, 1.0 / (1.0 - starved)) - 1.0
+    basis = "the longer side instead of both in turn; or as many batches at once as depth and slots allow"
+    return Gain(max(longer, most), min(longer, most), "closed form", basis)
 
 
 def _change(reading: Reading, bound: int) -> tuple[Change, str]:

@@ -1,6 +1,6 @@
 """The trainer's own time: it is the bottleneck, it waits for its data, it writes weights, it is held up.
 
-Thresholds: training-bound when it waits less than BUSY and the groups that wait for it fill half a batch
+Thresholds: training-bound when it waits less than BUSY and the groups that wait for it fill a batch
 or more on average, and generation stands back for it, by IDLE or more. Each other part when it takes PART
 of the window or more: that much is what its removal gains, and less is within the spread of a step's time.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headway.matching.advice.reading import Reading
 
 BUSY = 0.10
-LINE = 0.5  # batches
+LINE = 1.0  # batches
 IDLE = 0.25  # of the rollouts that are usually in flight
 PART = 0.10
 
@@ -176,7 +176,7 @@ def _transfer(reading: Reading) -> Iterator[Finding]:
                 reading.starved,
                 "so much less of the replicas' time",
             ),
-            caution="Generators sample from older weights.",
+            caution="Generators sample from older weights, and what they may make of one version is bounded.",
         )
 
 
