@@ -72,16 +72,23 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
 
 
 def _print(run: Path, as_json: bool) -> None:
+    from headway.matching.advice.reading import Reading
+    from headway.matching.advise import advice_of
+    from headway.matching.advise_text import findings_of
     from headway.telemetry.journal import read_journal
     from headway.telemetry.metrics import RunMetrics
     from headway.telemetry.report import report_json, report_text
 
-    metrics = RunMetrics.of(read_journal(run))
-    if metrics.facts.only_evaluates and not as_json and metrics.steps.evals:
+    journal = read_journal(run)
+    if as_json:
+        click.echo(report_json(RunMetrics.of(journal).summary()))
+        return
+    reading = Reading.of(journal)
+    metrics = reading.metrics
+    if metrics.facts.only_evaluates and metrics.steps.evals:
         _print_evaluation(run)
         return
-    summary = metrics.summary()
-    click.echo(report_json(summary) if as_json else report_text(summary, metrics.series()))
+    click.echo(report_text(reading.summary, metrics.series(), findings_of(advice_of(reading))))
 
 
 def _print_evaluation(run: Path) -> None:

@@ -6,6 +6,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from headway.telemetry.text import figures, percent, seconds
+from headway.telemetry.told import Findings, Told
 
 if TYPE_CHECKING:
     from headway.matching.advice.finding import Change, Figure, Finding, Gain
@@ -54,22 +55,42 @@ def short_lines(advice: Advice, run: str) -> list[str]:
     return [*lines, f"headway advise {run}: the evidence" + (f", and {rest} more" if rest else "")]
 
 
-def row(finding: Finding) -> tuple[str, str, str, str, str]:
-    """Return title, evidence, what to do, gain and stake, for a table."""
-    evidence = "; ".join(figure_text(figure) for figure in finding.evidence[:3])
-    return finding.title, evidence, _do(finding.change), gain_text(finding.gain), percent(finding.stake)
+def findings_of(advice: Advice) -> Findings:
+    """Return the advice as a report takes it in."""
+    told = tuple(
+        Told(
+            title=finding.title,
+            stake=finding.stake,
+            when=finding.when,
+            evidence=tuple(figure_text(figure) for figure in finding.evidence),
+            change=_do(finding.change),
+            gain=gain_text(finding.gain),
+            caution=finding.caution,
+        )
+        for finding in advice.findings
+    )
+    typical = tuple(
+        (figure.metric, range_text(figure)) for figure in advice.figures if figure.typical is not None
+    )
+    return Findings(_SAID[advice.bottleneck], told, typical)
 
 
 def figure_text(figure: Figure) -> str:
     """Return a figure with the field's range beside it."""
     more = [figure.note] if figure.note else []
     if figure.typical is not None:
-        low, high = figure.typical.low, value_text(figure.typical.high, figure.unit)
-        since = "up" if low is None else value_text(low, figure.unit)
-        more.append(f"the field: {since} to {high}")
+        more.append(f"the field: {range_text(figure)}")
     return f"{figure.label}: {value_text(figure.value, figure.unit)}" + (
         f" ({'; '.join(more)})" if more else ""
     )
+
+
+def range_text(figure: Figure) -> str:
+    """Return the field's range of a figure, "" where none is known."""
+    if figure.typical is None:
+        return ""
+    low, high = figure.typical.low, value_text(figure.typical.high, figure.unit)
+    return f"{'up' if low is None else value_text(low, figure.unit)} to {high}"
 
 
 def value_text(value: float, unit: str) -> str:

@@ -10,6 +10,7 @@ from io import StringIO
 from typing import Any, cast
 
 from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from headway.core.storage import size
@@ -22,7 +23,8 @@ from headway.telemetry.report_sandboxes import section as sandbox_section
 from headway.telemetry.report_table import plain_table
 from headway.telemetry.report_tasks import acceptance_line, oversampling_lines, task_lines
 from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds, sparkline
-from headway.telemetry.visible import harmless
+from headway.telemetry.told import Findings
+from headway.telemetry.visible import harmless, visible_line
 
 WIDTH = 100
 Summary = Mapping[str, Any]
@@ -56,14 +58,23 @@ def report_json(summary: Summary) -> str:
     return json.dumps(_finite(dict(summary)), allow_nan=False, indent=2)
 
 
-def report_text(summary: Summary, series: Sequence[Mapping[str, Any]]) -> str:
-    """Return the report as plain text. Works on unfinished runs and on runs without a step."""
+def report_text(
+    summary: Summary, series: Sequence[Mapping[str, Any]], findings: Findings | None = None
+) -> str:
+    """Return the report as plain text. Works on unfinished runs and on runs without a step.
+
+    Args:
+        summary: every metric.
+        series: of the steps.
+        findings: what costs the run time, where somebody looked.
+    """
     summary = cast("Summary", harmless(dict(summary)))  # environments name measures, and faults have texts
     console = Console(file=StringIO(), width=WIDTH, color_system=None, force_terminal=False, highlight=False)
     sections: list[tuple[str, list[RenderableType]]] = [
         ("Outcome", _outcome(summary)),
         ("Learning", _learning(summary, series)),
         ("Rates", _rates(summary)),
+        ("Findings", _findings(findings)),
         ("Trainer", _trainer(summary)),
         ("Where a rollout's time went", _latency(summary)),
         ("Sandboxes", sandbox_section(summary)),
@@ -177,6 +188,17 @@ def _rates(summary: Summary) -> list[RenderableType]:
             f"{number(limit['max'], 0)}); hard trims: {summary['rl.concurrency.hard_trims']}."
         )
     return [Text(line) for line in lines]
+
+
+def _findings(findings: Findings | None) -> list[RenderableType]:
+    if findings is None or not findings.told:
+        return []
+    parts: list[RenderableType] = [Text(findings.verdict)]
+    for number, told in enumerate(findings.told, 1):
+        parts.append(Text(f"{number}. {told.title} ({percent(told.stake)} of the run's time)"))
+        for line in (told.evidence[0], f"do: {told.change} ({told.gain})"):
+            parts.append(Padding(Text(visible_line(line)), (0, 0, 0, 3)))
+    return parts
 
 
 def _trainer(summary: Summary) -> list[RenderableType]:
