@@ -15,7 +15,7 @@ from headway.cli.output import until_nobody_reads
 @run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all of it.")
 def command(run: Path, as_json: bool) -> int:
-    r"""Say what costs a run time or tokens, and what to change.
+    r"""Say what costs a run time, and what to change.
 
     Findings are ranked by the part of the run's time that they explain. Each has its evidence from the
     journal of RUN, the typical range of the field where it is known, the change proposed, and what that would

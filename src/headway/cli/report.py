@@ -110,6 +110,9 @@ def _write_events(run: Path, folder: Path) -> None:
 
 def _write_page(run: Path, file: Path) -> None:
     from headway.config.compared import compared
+    from headway.matching.advice.reading import Reading
+    from headway.matching.advise import advice_of
+    from headway.matching.advise_text import findings_of
     from headway.telemetry.journal import read_journal
     from headway.telemetry.page.collect import PageData
     from headway.telemetry.page.parts import SettingRow
@@ -121,8 +124,10 @@ def _write_page(run: Path, file: Path) -> None:
     plotly_js()  # missing: say so before a long journal is read
     journal = read_journal(run)
     data, table = PageData(journal.header), RolloutTable()
+    reading = Reading(journal.header, data.metrics)
     for record in journal:
         data.feed(record)
+        reading.feed(record)
         table.feed(record)
     began = {row.key: row.value for row in compared(data.header.config)}
     settings: list[SettingRow] = []
@@ -132,7 +137,14 @@ def _write_page(run: Path, file: Path) -> None:
         settings.append(SettingRow(row.key, row.value, row.default, row.differs, row.doc, changed))
     transcripts = _transcripts(run, table.records())
     name, state = run.resolve().name, _state(run, data)
-    page = render(data, name=name, settings=settings, state=state, transcripts=transcripts)
+    page = render(
+        data,
+        name=name,
+        settings=settings,
+        state=state,
+        transcripts=transcripts,
+        findings=findings_of(advice_of(reading)),
+    )
     size = write_page(file, page)
     click.echo(f"{file}: {size / 1e6:.1f} MB")
 

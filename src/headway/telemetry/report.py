@@ -7,10 +7,9 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from io import StringIO
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from headway.core.storage import size
@@ -19,12 +18,15 @@ from headway.telemetry.driver import OVERHEAD_TARGET
 from headway.telemetry.ledger import FATES, KEPT
 from headway.telemetry.mismatch import LARGE, REMEDY
 from headway.telemetry.pruning import SOURCES
+from headway.telemetry.report_findings import section as findings_section
 from headway.telemetry.report_sandboxes import section as sandbox_section
 from headway.telemetry.report_table import plain_table
 from headway.telemetry.report_tasks import acceptance_line, oversampling_lines, task_lines
 from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds, sparkline
-from headway.telemetry.told import Findings
-from headway.telemetry.visible import harmless, visible_line
+from headway.telemetry.visible import harmless
+
+if TYPE_CHECKING:
+    from headway.telemetry.told import Findings
 
 WIDTH = 100
 Summary = Mapping[str, Any]
@@ -74,7 +76,7 @@ def report_text(
         ("Outcome", _outcome(summary)),
         ("Learning", _learning(summary, series)),
         ("Rates", _rates(summary)),
-        ("Findings", _findings(findings)),
+        ("Findings", findings_section(findings)),
         ("Trainer", _trainer(summary)),
         ("Where a rollout's time went", _latency(summary)),
         ("Sandboxes", sandbox_section(summary)),
@@ -188,17 +190,6 @@ def _rates(summary: Summary) -> list[RenderableType]:
             f"{number(limit['max'], 0)}); hard trims: {summary['rl.concurrency.hard_trims']}."
         )
     return [Text(line) for line in lines]
-
-
-def _findings(findings: Findings | None) -> list[RenderableType]:
-    if findings is None or not findings.told:
-        return []
-    parts: list[RenderableType] = [Text(findings.verdict)]
-    for number, told in enumerate(findings.told, 1):
-        parts.append(Text(f"{number}. {told.title} ({percent(told.stake)} of the run's time)"))
-        for line in (told.evidence[0], f"do: {told.change} ({told.gain})"):
-            parts.append(Padding(Text(visible_line(line)), (0, 0, 0, 3)))
-    return parts
 
 
 def _trainer(summary: Summary) -> list[RenderableType]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 STARVED = 0.15
 PART = 0.25
 FULL_KV = 0.85  # share of the KV cache above which it is memory that is short, not slots
+FULL = 0.9  # share of the slots in use above which more rollouts stand in line
 ROOM = 0.7  # share of the slots in use below which more rollouts find a place
 Advice = tuple[Change, Gain, tuple[Figure, ...]]
 
@@ -47,8 +48,8 @@ def findings(reading: Reading) -> Iterator[Finding]:
     stations.append(_line(reading))
     for code, name, part_s, part, advise in stations:
         share = part_s / whole
-        if share < PART:
-            continue
+        if share < PART or (code == "tools" and (reading.slots_used or 0.0) >= FULL):
+            continue  # whoever comes back from a tool sooner would stand in line for a slot
         change, gain, more = advise(reading, share)
         used = reading.slots_used if code in ("decode", "prefill") else None
         shared = Figure(
