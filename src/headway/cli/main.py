@@ -34,6 +34,7 @@ COMMANDS = {
     "rollouts": ("rollouts", "Look into the rollouts of a run."),
     "report": ("report", "Show what a run did and what it learned."),
     "advise": ("advise", "Say what costs a run time, and what to change."),
+    "compare": ("compare", "Compare runs of one environment, with intervals."),
     "eval": ("eval", "Measure a model on an environment's tasks."),
     "export": ("export", "Write a run's trained model for transformers."),
     "replay": ("replay", "Check a run's journal against the scheduler."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,13 @@ class Line:
     def at(self, x: float) -> float:
         """Return the line's height."""
         return self.intercept + self.slope * x
+
+    def height_interval(self, x: float) -> tuple[float, float]:
+        """Return the 95 % interval of the line's height."""
+        spread = max(0.0, self.intercept_error**2 - (self.slope_error * self.mean_x) ** 2)  # of the mean
+        error = math.sqrt(spread + (self.slope_error * (x - self.mean_x)) ** 2)
+        half = t_quantile(0.975, self.num - 2) * error
+        return self.at(x) - half, self.at(x) + half
 
     def slope_interval(self) -> tuple[float, float]:
         """Return the 95 % interval of the slope."""

@@ -116,8 +116,8 @@ def test_every_figure_is_one_that_plotly_knows_and_no_axes_are_empty(whole):
 def test_sections_without_content_are_left_out(whole, kit):
     page = page_of(whole)
     assert page.sections == [
-        "outcome", "matching", "learning", "flow", "staleness", "lengths", "time", "sandboxes", "discards", "trainer",
-        "cost", "config", "versions",
+        "outcome", "matching", "learning", "flow", "staleness", "lengths", "time", "sandboxes", "discards",
+        "trainer", "cost", "config", "versions",
     ]  # fmt: skip
     links = {value for key, value in page.attributes if key == "href"}
     assert links == {f"#{name}" for name in page.sections[1:]}

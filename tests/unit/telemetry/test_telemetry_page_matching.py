@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.telemetry.test_telemetry_page import EVIL, Elements, data_of
 
 from headway.telemetry.page.collect import PageData
 from headway.telemetry.page.render import render
 from headway.telemetry.page.tokens_flow import tokens
 from headway.telemetry.told import Findings, Told
-from tests.unit.telemetry.test_telemetry_page import EVIL, Elements, data_of
 
 pytest.importorskip("plotly")
 
@@ -85,9 +85,9 @@ def test_the_rates_hold_from_the_step_before(kit):
 
 
 def test_findings_are_shown_as_words_and_ranges_beside_the_tiles(kit):
-    told = Told(
-        f"Stragglers {EVIL}", 0.42, "steps 1-2", (f"waiting: 42% {EVIL}",), "queue.bound=1: ahead", "up to +20%", "Older."
-    )  # fmt: skip
+    evidence = (f"waiting: 42% {EVIL}",)
+    change = "queue.bound=1: ahead"
+    told = Told(f"Stragglers {EVIL}", 0.42, "steps 1-2", evidence, change, "up to +20%", "Older.")
     findings = Findings(
         "The generator is the bottleneck.", (told,), (("rl.trainer.wait_fraction", "30% to 74%"),)
     )

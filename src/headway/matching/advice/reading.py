@@ -54,6 +54,8 @@ class Reading:
     """Everything that findings rest on.
 
     Attributes:
+        header: of the journal.
+        settings: section -> settings, as they are by now.
         metrics: of the same records.
         phases: trainer and generators side by side.
         waits: lines.
@@ -64,6 +66,7 @@ class Reading:
     """
 
     def __init__(self, header: JournalHeader, metrics: RunMetrics | None = None) -> None:
+        self.header = header
         self.metrics = RunMetrics(header) if metrics is None else metrics
         self._feeds_metrics = metrics is None
         self._before = self.metrics.when_finished
@@ -75,7 +78,7 @@ class Reading:
         self.groups: list[SettledGroup] = []
         self.closers_s, self.num_closers = 0.0, 0
         self.last_t = 0.0
-        self._settings = {**deepcopy(header.queue), **deepcopy(header.config)}
+        self.settings: dict[str, Any] = {**deepcopy(header.queue), **deepcopy(header.config)}
         self._at_limit = False
         self._waited = False
         self._last: FinishedRollout | None = None
@@ -130,7 +133,7 @@ class Reading:
     def get(self, key: str, default: Any = None) -> Any:
         """Return a setting as it is at the end, such as `queue.bound`."""
         section, _, name = key.partition(".")
-        return _section(self._settings, section).get(name, default)
+        return _section(self.settings, section).get(name, default)
 
     @property
     def depth(self) -> int:
@@ -180,7 +183,7 @@ class Reading:
         match event:
             case events.SettingChanged():
                 section, _, name = event.key.partition(".")
-                _section(self._settings, section)[name] = event.value
+                _section(self.settings, section)[name] = event.value
                 self._limits_changed()
             case events.RunResumed():
                 self._took_back(event.step)
@@ -221,7 +224,7 @@ class Reading:
         self.groups = [group for group in self.groups if group.step <= step + 1]
 
     def _limits_changed(self) -> None:
-        self._limits = limits_at(0.0, self._settings)
+        self._limits = limits_at(0.0, self.settings)
 
 
 def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
