@@ -14,13 +14,17 @@ from headway.cli.output import until_nobody_reads
 @click.command("advise")
 @run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all of it.")
-def command(run: Path, as_json: bool) -> int:
+@click.option(
+    "--quick", is_flag=True, help="Estimate gains by closed forms alone, without simulating the run again."
+)
+def command(run: Path, as_json: bool, quick: bool) -> int:
     r"""Say what costs a run time, and what to change.
 
     Findings are ranked by the part of the run's time that they explain. Each has its evidence from the
     journal of RUN, the typical range of the field where it is known, the change proposed, and what that would
-    gain, with how the gain was estimated. docs/matching.md lists the findings and their thresholds. A run
-    that is still going can be asked too.
+    gain, with how the gain was estimated: where it can, the run is simulated again with the settings changed,
+    as `headway whatif` does. docs/matching.md lists the findings and their thresholds. A run that is still
+    going can be asked too.
 
     \b
     Examples:
@@ -35,7 +39,13 @@ def command(run: Path, as_json: bool) -> int:
 
     check_run(run)
     with naming(run), until_nobody_reads():
-        advice = advice_of(Reading.of(read_journal(run)))
+        journal = read_journal(run)
+        reading = Reading.of(journal)
+        advice = advice_of(reading)
+        if not quick and any(finding.change.settings for finding in advice.findings):
+            from headway.matching.advice.simulated import simulated_gains
+
+            advice = advice_of(reading, simulated_gains(journal))
         if as_json:
             click.echo(json.dumps({"run": str(run), **advice.to_plain()}, indent=2, allow_nan=False))
         else:

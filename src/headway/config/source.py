@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 import shlex
@@ -71,6 +72,23 @@ def read_source(path: Path | None, overrides: Sequence[str]) -> Source:
         source = dataclasses.replace(source, left_out=_leave_out_arguments(source, path.parent, parsed))
     for key, value in parsed:
         _apply(source, key, value)
+    if problems:
+        raise ConfigError(problems)
+    return source
+
+
+def overridden(values: dict[str, Any], name: str, overrides: Sequence[str]) -> Source:
+    """Return plain values, such as a run's config in its journal, with `key=value` overrides on top.
+
+    Raises ConfigError for malformed overrides.
+    """
+    source = Source(name, copy.deepcopy(values), {})
+    problems: list[UserError] = []
+    for override in overrides:
+        try:
+            _apply(source, *parse_override(override))
+        except UserError as error:
+            problems.append(error)
     if problems:
         raise ConfigError(problems)
     return source

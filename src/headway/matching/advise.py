@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headway.telemetry.journal import Journal
 
 MIN_STAKE = 0.03
+MAX_SIMULATED = 6  # of the first findings, whose gains are worth some seconds each
 MIN_STEPS = 2  # below, nothing is told: the first step is the start of everything
 FAMILIES: tuple[Callable[[Reading], Iterator[Finding]], ...] = (
     serial.findings,
@@ -86,7 +87,7 @@ def advice_of(reading: Reading, whatif: WhatIf | None = None) -> Advice:
         found = [finding for family in FAMILIES for finding in family(reading)]
     ranked = sorted((f for f in found if f.stake >= MIN_STAKE), key=lambda f: (-f.stake, f.code))
     if whatif is not None:
-        ranked = [_simulated(finding, whatif) for finding in ranked]
+        ranked = [_simulated(f, whatif) if n < MAX_SIMULATED else f for n, f in enumerate(ranked)]
     return Advice(_bottleneck(reading, ranked), figures_of(reading), tuple(ranked))
 
 

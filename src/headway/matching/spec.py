@@ -100,6 +100,7 @@ class WorkloadSettings:
     observation_tokens: float = setting(0.0, "Mean tokens that each tool call adds.", ge=0.0)
     tool_s: float = setting(0.0, "Mean seconds of a tool call; each turn but the last has one.", ge=0.0)
     tool_sigma: float = setting(0.0, "Of the logarithm of its seconds.", ge=0.0)
+    final_tool: bool = setting(False, "Whether the last turn has a tool call too.")
     score_s: float = setting(0.0, "Mean seconds of a reward.", ge=0.0)
     score_sigma: float = setting(0.0, "Of the logarithm of its seconds.", ge=0.0)
     solve_alpha: float = setting(1.0, "Tasks' solve rates are Beta(solve_alpha, solve_beta).", gt=0.0)

@@ -1,0 +1,350 @@
+"""A run's journal as a flat record of what its rollouts did and what they waited for.
+
+Consumes journal records in order and keeps every attempt, also those that were discarded, cancelled or still
+open at the end: what was cut off tells that it would have taken longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from headway.core import commands, events, notes
+from headway.core.records import FinishReason
+from headway.core.segments import group_of
+from headway.matching.roles import offer
+from headway.telemetry.header import JournalHeader
+from headway.telemetry.records import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headway.core.commands import RequestTask, StartRollout, Train
+    from headway.telemetry.records import Stat
+
+Outcome = Literal["open", "ended", "stopped", "failed"]
+
+
+class JournalLike(Protocol):
+    """What is read: an opened journal, or the records of a simulation with their header."""
+
+    header: JournalHeader
+
+    def __iter__(self) -> Iterator[Entry | Stat]:
+        """Yield every record in order."""
+        ...
+
+
+@dataclass(slots=True)
+class RecordedTurn:
+    """One answer of the policy that ended."""
+
+    ended_s: float  # when the driver heard of it
+    replica: str
+    num_tokens: int  # sampled
+    prompt_tokens: int  # before the answer, earlier turns included
+    resident_tokens: int  # that it left in the KV cache
+    waiting_s: float
+    prefill_s: float
+    decode_s: float
+    finish: FinishReason
+    after_s: float | None = None  # until the next answer was asked for, or the rollout ended
+    cut_short: bool = False  # after_s is at least so much: the attempt was ended meanwhile
+    calls_s: float = 0.0  # of the tool calls behind it
+    num_calls: int = 0
+
+    @property
+    def began_s(self) -> float:
+        """When it was decoded first."""
+        return self.ended_s - self.decode_s
+
+
+@dataclass(slots=True)
+class RecordedAttempt:
+    """One attempt at a rollout."""
+
+    rollout: str
+    attempt: int
+    group: str
+    task_id: str
+    purpose: str
+    replica: str
+    step: int  # optimizer steps applied when it started
+    started_s: float
+    turns: list[RecordedTurn] = field(default_factory=list[RecordedTurn])
+    outcome: Outcome = "open"
+    over_s: float | None = None  # when its coroutine ended
+    owner: str = ""  # of a failure
+    cause: str = ""
+    num_tokens: int = 0  # sampled in all, those of an unfinished answer included
+    prompt_tokens: int = 0  # that the environment wrote
+    truncated: bool = False
+    sandbox_start_s: float | None = None
+    parked_s: float = 0.0
+    reward: float | None = None
+    score_s: float | None = None  # without the start of the verifier's sandbox
+    verifier_start_s: float = 0.0
+    aside_s: float = 0.0  # of the time since the newest turn: parked, or waiting for a sandbox
+    waits_since_s: float | None = None  # for a sandbox
+
+    @property
+    def num_answered(self) -> int:
+        """Tokens of the answers that ended."""
+        return sum(turn.num_tokens for turn in self.turns)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the whole rollout."""
+        return self.prompt_tokens + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One optimizer step that was taken."""
+
+    step: int
+    num_rows: int
+    num_tokens: int  # that its rollouts hold, prompts included; each row whole, shared prefixes or not
+    sum_squares: float  # of the rows' tokens
+    compute_s: float
+    load_s: float  # from its release, or the publish before it, to computing
+
+
+@dataclass(slots=True)
+class Recording:
+    """Everything that calibration looks at.
+
+    Attributes:
+        attempts: in the order of their start.
+        steps: in the order of their end.
+        groups: GroupSettled notes of train groups, each with the steps applied then.
+        applies: (replica, when, seconds without decoding).
+        tasks: task -> the name that a simulation gives it.
+        num_tasks: positions of the train split, 0 where it has no end.
+    """
+
+    header: JournalHeader
+    attempts: list[RecordedAttempt] = field(default_factory=list[RecordedAttempt])
+    steps: list[RecordedStep] = field(default_factory=list[RecordedStep])
+    groups: list[tuple[int, notes.GroupSettled]] = field(default_factory=list[tuple[int, notes.GroupSettled]])
+    publishes: list[float] = field(default_factory=list[float])
+    applies: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
+    saves: list[float] = field(default_factory=list[float])
+    starts_cut: list[float] = field(default_factory=list[float])  # seconds of starts that nobody waited for
+    sandbox_failures: int = 0  # starts that failed
+    sandbox_refusals: int = 0
+    preemptions: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    loads: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
+    tasks: dict[str, str] = field(default_factory=dict[str, str])
+    num_tasks: int = 0
+    max_running: int = 0  # of one replica
+    num_replicas: int = 0
+    changes: list[tuple[str, object]] = field(default_factory=list[tuple[str, object]])
+    ended_s: float = 0.0
+
+    def train(self) -> list[RecordedAttempt]:
+        """Return the attempts of training."""
+        return [attempt for attempt in self.attempts if attempt.purpose == "train"]
+
+
+def record(journal: JournalLike) -> Recording:
+    """Read a journal."""
+    reader = _Reader(Recording(journal.header))
+    for entry in journal:
+        if isinstance(entry, Entry):
+            reader.feed(entry)
+    return reader.recording
+
+
+def place_of(rollout: str) -> tuple[bool, int, int] | None:
+    """Return (whether it is an evaluation's, number of its group, its place there) of a rollout's id."""
+    found = group_of(rollout)
+    place = rollout.rpartition(".")[2]
+    return None if found is None or not place.isdecimal() else (*found, int(place))
+
+
+class _Reader:
+    """Follows what is open: attempts in flight, sandboxes that are wanted, the batch that is trained."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._open: dict[str, RecordedAttempt] = {}
+        self._ended: dict[str, RecordedAttempt] = {}  # newest attempt of each rollout that has a payload
+        self._wanted: dict[str, tuple[str, float]] = {}  # sandbox -> (purpose, when)
+        self._granted: dict[str, float] = {}  # sandbox that starts -> since when
+        self._requests: dict[int, RequestTask] = {}
+        self._train: Train | None = None
+        self._train_s = self._published_s = 0.0
+        self._step = 0
+
+    def feed(self, entry: Entry) -> None:
+        """Take the next record in."""
+        self.recording.ended_s = max(self.recording.ended_s, entry.t)
+        if not entry.is_ignored:
+            self._event(entry.t, entry.event)
+        for note in entry.notes:
+            if isinstance(note, notes.GroupSettled) and note.purpose == "train":
+                self.recording.groups.append((self._step, note))
+        for command in entry.commands:
+            if isinstance(command, commands.StartRollout):
+                self._started(entry.t, command)
+            elif isinstance(command, commands.Train):
+                self._train, self._train_s = command, entry.t
+            elif isinstance(command, commands.RequestTask):
+                self._requests[command.request] = command
+            elif isinstance(command, commands.GrantSandbox):
+                self._granted[command.sandbox] = entry.t
+            elif isinstance(command, commands.ReleaseSandbox) and command.sandbox in self._granted:
+                self.recording.starts_cut.append(entry.t - self._granted.pop(command.sandbox))
+
+    def _started(self, t: float, command: StartRollout) -> None:
+        self._close(t, command.rollout, "failed")
+        attempt = RecordedAttempt(
+            command.rollout, command.attempt, command.group, command.task_id, command.purpose,
+            command.replica, self._step, t,
+        )  # fmt: skip
+        self._open[command.rollout] = attempt
+        self.recording.attempts.append(attempt)
+
+    def _event(self, t: float, event: events.Event) -> None:
+        found = self.recording
+        match event:
+            case events.TaskOffered():
+                if request := self._requests.pop(event.request, None):
+                    found.tasks[event.task_id] = offer(request, event.num_tasks).task_id
+                    if request.split == "train":
+                        found.num_tasks = max(found.num_tasks, event.num_tasks)
+            case events.TurnEnded():
+                self._turn_ended(t, event)
+            case events.ToolEnded():
+                if (attempt := self._attempt(event.rollout, event.attempt)) and attempt.turns:
+                    turn = attempt.turns[min(event.turn, len(attempt.turns) - 1)]
+                    turn.calls_s += event.duration_s
+                    turn.num_calls += 1
+            case events.RolloutResumed():
+                if attempt := self._attempt(event.rollout, event.attempt):
+                    attempt.parked_s += event.parked_s
+                    attempt.aside_s += event.parked_s
+            case events.SandboxWanted() | events.SandboxReady() | events.SandboxLost():
+                self._sandbox(t, event)
+            case events.SandboxRefused():
+                found.sandbox_refusals += 1
+            case events.RolloutEnded():
+                self._rollout_ended(t, event)
+            case events.RolloutFailed():
+                self._rollout_failed(t, event)
+            case events.Scored():
+                self._scored(event)
+            case events.StepEnded():
+                self._step_ended(t, event)
+            case events.VersionPublished():
+                self._published_s = t
+                found.publishes.append(event.publish_s)
+            case events.VersionApplied():
+                found.applies.append((event.replica, t, event.pause_s))
+            case events.CheckpointDone():
+                found.saves.append(event.duration_s)
+            case events.ReplicaJoined():
+                found.max_running = max(found.max_running, event.max_running)
+                found.num_replicas += event.epoch == 0
+            case events.ReplicaChanged():
+                found.preemptions[event.replica, event.epoch] = event.num_preemptions
+                found.loads.append((event.replica, t, event.kv_used_fraction))
+            case events.SettingChanged():
+                found.changes.append((event.key, event.value))
+            case events.RunResumed() | events.RolledBack():
+                self._step = event.step
+                self._train = None
+                if isinstance(event, events.RunResumed):
+                    for name in list(self._open):
+                        self._close(t, name, "open")
+            case _:
+                pass
+
+    def _turn_ended(self, t: float, event: events.TurnEnded) -> None:
+        attempt = self._attempt(event.rollout, event.attempt)
+        if attempt is None or event.turn != len(attempt.turns):
+            return
+        inside = event.waiting_s + event.prefill_s + event.decode_s
+        if attempt.turns:
+            last = attempt.turns[-1]
+            last.after_s = max(0.0, t - inside - last.ended_s - attempt.aside_s)
+        attempt.aside_s = 0.0
+        attempt.turns.append(
+            RecordedTurn(
+                t, event.replica, sum(span.num_tokens for span in event.spans), event.num_prompt_tokens,
+                event.num_resident_tokens, event.waiting_s, event.prefill_s, event.decode_s, event.finish,
+            )
+        )  # fmt: skip
+
+    def _sandbox(
+        self, t: float, event: events.SandboxWanted | events.SandboxReady | events.SandboxLost
+    ) -> None:
+        attempt = self._attempt(event.rollout, event.attempt)
+        if isinstance(event, events.SandboxWanted):
+            self._wanted[event.sandbox] = (event.purpose, t)
+            if attempt is not None and event.purpose == "rollout":
+                attempt.waits_since_s = t
+            return
+        self._granted.pop(event.sandbox, None)
+        purpose, since = self._wanted.pop(event.sandbox, ("", t))
+        if isinstance(event, events.SandboxLost):
+            self.recording.sandbox_failures += event.failure in ("start", "start_timeout")
+        elif purpose == "rollout" and attempt is not None:
+            attempt.waits_since_s = None
+            attempt.sandbox_start_s = (attempt.sandbox_start_s or 0.0) + event.start_s
+            attempt.aside_s += max(event.start_s, t - since)
+
+    def _rollout_ended(self, t: float, event: events.RolloutEnded) -> None:
+        attempt = self._attempt(event.rollout, event.attempt)
+        if attempt is None:
+            return
+        self._close(t, event.rollout, "ended")
+        attempt.num_tokens, attempt.prompt_tokens = event.num_tokens, event.num_prompt_tokens
+        attempt.truncated = event.truncated
+        self._ended[event.rollout] = attempt
+
+    def _rollout_failed(self, t: float, event: events.RolloutFailed) -> None:
+        attempt = self._attempt(event.rollout, event.attempt)
+        if attempt is None:
+            return
+        self._close(t, event.rollout, "stopped" if event.owner == "scheduler" else "failed")
+        attempt.owner, attempt.cause = event.owner, event.cause
+        attempt.num_tokens = max(event.num_tokens, attempt.num_answered)
+
+    def _close(self, t: float, rollout: str, outcome: Outcome) -> None:
+        """An attempt goes on no more: what it was at lasted at least as long, or exactly if it ended."""
+        attempt = self._open.pop(rollout, None)
+        if attempt is None:
+            return
+        attempt.outcome, attempt.over_s = outcome, t
+        attempt.num_tokens = attempt.num_answered
+        if attempt.turns:
+            last = attempt.turns[-1]
+            until = t if attempt.waits_since_s is None else attempt.waits_since_s
+            last.after_s = max(0.0, until - last.ended_s - attempt.aside_s)
+            last.cut_short = outcome != "ended"
+
+    def _scored(self, event: events.Scored) -> None:
+        attempt = self._ended.get(event.rollout)
+        if attempt is not None and attempt.attempt == event.attempt:
+            attempt.reward = event.reward
+            attempt.score_s = max(0.0, event.duration_s - event.sandbox_start_s)
+            attempt.verifier_start_s = event.sandbox_start_s
+
+    def _step_ended(self, t: float, event: events.StepEnded) -> None:
+        train, self._train = self._train, None
+        self._step = event.step
+        if train is None or train.batch != event.batch:
+            return
+        rows = [self._ended[row.rollout].context_tokens for row in train.rows if row.rollout in self._ended]
+        begun = max(self._train_s, self._published_s)
+        load_s = max(0.0, t - begun - (event.compute_s - event.gathered_s))
+        squares = float(sum(tokens * tokens for tokens in rows))
+        self.recording.steps.append(
+            RecordedStep(event.step, len(train.rows), sum(rows), squares, event.compute_s, load_s)
+        )
+
+    def _attempt(self, rollout: str, number: int) -> RecordedAttempt | None:
+        attempt = self._open.get(rollout)
+        return attempt if attempt is not None and attempt.attempt == number else None
