@@ -10,14 +10,20 @@ import click
 from headway.cli.arguments import check_run, naming, run_argument
 from headway.cli.output import until_nobody_reads
 
+MAX_ROLLOUTS = 10_000  # of a run that is simulated unasked
+
 
 @click.command("advise")
 @run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all of it.")
 @click.option(
-    "--quick", is_flag=True, help="Estimate gains by closed forms alone, without simulating the run again."
+    "--simulate/--quick",
+    "simulates",
+    default=None,
+    help="Whether gains are found by simulating the run again, or by closed forms alone; by default it is "
+    "simulated up to 10,000 rollouts, which takes up to a minute or two.",
 )
-def command(run: Path, as_json: bool, quick: bool) -> int:
+def command(run: Path, as_json: bool, simulates: bool | None) -> int:
     r"""Say what costs a run time, and what to change.
 
     Findings are ranked by the part of the run's time that they explain. Each has its evidence from the
@@ -29,6 +35,7 @@ def command(run: Path, as_json: bool, quick: bool) -> int:
     \b
     Examples:
       headway advise runs/quickstart
+      headway advise runs/quickstart --quick
       headway advise runs/quickstart --json
     """
     from headway.matching.advice.reading import Reading
@@ -42,7 +49,9 @@ def command(run: Path, as_json: bool, quick: bool) -> int:
         journal = read_journal(run)
         reading = Reading.of(journal)
         advice = advice_of(reading)
-        if not quick and any(finding.change.settings for finding in advice.findings):
+        if simulates is None:
+            simulates = reading.metrics.num_rollouts <= MAX_ROLLOUTS
+        if simulates and any(finding.change.settings for finding in advice.findings):
             from headway.matching.advice.simulated import simulated_gains
 
             advice = advice_of(reading, simulated_gains(journal))

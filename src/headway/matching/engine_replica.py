@@ -221,7 +221,7 @@ class Replica:
                 held = [request.resident + self._v - request.begun_v for request in self._running]
                 each = [self._engine.prefill_s(tokens, 0) for tokens in held]
                 rest_s = max(max(each), sum(each) / self._lines)
-                pause_s = self._timer.clock.now() - self._stood_s + rest_s
+                pause_s = self._timer.now_s - self._stood_s + rest_s
                 for request in self._running:
                     request.prefill_s += pause_s
                     request.decode_s -= pause_s

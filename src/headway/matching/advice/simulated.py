@@ -24,7 +24,7 @@ KEY = "rl.consumption.wall_samples_per_s"
 
 
 def simulated_gains(journal: Journal, seeds: int = SEEDS) -> WhatIf | None:
-    """Return a function that predicts what settings gain; None for a run that is too short to be simulated."""
+    """Return what predicts the gain of settings; None for a run that is too short to be simulated."""
     try:
         replay = Replay(journal)
     except UserError:
