@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
 from headway.core.events import ReplicaChanged, StepEnded, TurnEnded
+from headway.matching.advice.drift import crossing, sides
 from headway.matching.advice.finding import Gain
 from headway.matching.advice.reading import Reading
 from headway.matching.advise import advice_of, advise
@@ -160,29 +162,45 @@ def test_loading_is_told(tmp_path):
     assert "data_loading" in codes(read(tmp_path, change=shorter))
 
 
-def test_drift_that_will_turn_the_bottleneck_is_told_with_the_step(tmp_path):
-    """Computing grows by 4 % a step, and passes what a batch takes to make within the run."""
+def grows(event):
+    """Let computing grow by 4 % a step."""
+    return replace(event, compute_s=0.9 * 1.04**event.step) if isinstance(event, StepEnded) else event
 
-    def grows(event):
-        if not isinstance(event, StepEnded):
-            return event
-        return replace(event, compute_s=0.9 * 1.04**event.step)
 
-    reading = read(tmp_path, "stop.steps=60", change=grows, train_s=4.0)
-    found = [finding for finding in advice_of(reading).findings if finding.code == "drift"]
+@pytest.mark.parametrize(("until", "word"), [(60, "turned"), (16, "will turn")])
+def test_drift_that_turns_the_bottleneck_is_told_with_the_step(tmp_path, until, word):
+    """Before it happened, from a third of the run, and after it."""
+    (tmp_path / "whole").mkdir()
+    whole = read(tmp_path / "whole", "stop.steps=60", change=grows, train_s=4.0)
+    steps, made, used = sides(whole)
+    truth = next(step for step, m, u in zip(steps, made, used, strict=True) if u > median(made))
+    ends = [entry.seq for entry in read_journal(tmp_path / "whole").entries() if _ended(entry, until)]
+    simulated_journal(
+        tmp_path,
+        *BASE,
+        "stop.steps=60",
+        sim=replace(CALM, train_s=4.0),
+        change=grows,
+        num_entries=ends[0] + 1 if until < 60 else None,
+    )
+    found = [f for f in advise(read_journal(tmp_path)) if f.code == "drift"]
     assert len(found) == 1
-    assert "to the trainer" in found[0].title
-    step = found[0].evidence[0].value
-    made, used = (sum(side) / 60 for side in _sides(reading))
-    assert used > made
-    assert 5 < step < 55
+    assert f"{word} to the trainer" in found[0].title
+    assert found[0].evidence[0].value == pytest.approx(truth, abs=4 if until == 60 else 8)
 
 
-def _sides(reading):
-    from headway.matching.advice.drift import sides
+def _ended(entry, step: int) -> bool:
+    return isinstance(entry.event, StepEnded) and entry.event.step == step
 
-    _, made, used = sides(reading)
-    return made, used
+
+def test_a_crossing_has_fiellers_interval():
+    """Points on y = (x - 4) / 2 with residuals -.1 .1 .1 -.1: slope .5, s^2 = .02, Sxx = 5, t(2) = 4.3027."""
+    found = crossing([0.0, 1.0, 2.0, 3.0], [-2.1, -1.4, -0.9, -0.6])
+    assert found is not None
+    assert (found.slope, found.at) == pytest.approx((0.5, 4.0))
+    q = 4.302652729911275**2 * 0.02
+    for end in (found.low, found.high):  # where the line's height is as far from 0 as its own error
+        assert (0.5 * (end - 4.0)) ** 2 == pytest.approx(q * (1 / 4 + (end - 1.5) ** 2 / 5))
 
 
 @pytest.mark.parametrize("code", ["synchronous", "serial", "staleness_limit", "generation_sandbox_quota"])
