@@ -6,12 +6,14 @@ from statistics import fmean
 
 import pytest
 
+from headway.cli.main import main
 from headway.matching.calibrate import calibrate, calibrate_recording
 from headway.matching.calibrate_lengths import answers
 from headway.matching.calibrate_text import calibration_text, spec_text
 from headway.matching.recording import record
 from headway.matching.spec import FleetSettings, TimingSettings, WorkloadSettings
 from headway.matching.spec_load import load_spec
+from headway.telemetry.journal_writer import JournalWriter
 from tests.simulation.modelled_runs import TIMINGS, modelled_run
 
 TRUTH = WorkloadSettings(
@@ -194,3 +196,42 @@ def test_text_and_json_tell_all(found):
 
 def test_the_same_journal_gives_the_same_values(journal, found):
     assert calibrate(journal).plain() == found.plain()
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A short run on disk."""
+    folder = tmp_path_factory.mktemp("runs") / "short"
+    folder.mkdir()
+    short = modelled_run(TRUTH, *LARGE, "queue.batch_size=16", steps=9)
+    writer = JournalWriter(folder / "journal.jsonl")
+    writer.write_header(short.header)
+    for entry in short.entries:
+        writer.write_event(entry.seq, entry.t, entry.event, entry.commands, entry.notes)
+    writer.close()
+    return folder
+
+
+def test_the_command_writes_a_spec_once(run_dir, tmp_path, capsys):
+    out = tmp_path / "spec.toml"
+    assert main(["calibrate", str(run_dir), "--out", str(out)]) == 0
+    assert f"written: {out}; next: headway plan {out}" in capsys.readouterr().out
+    assert load_spec(out).scheduler.queue.batch_size == 16
+    assert main(["calibrate", str(run_dir), "--out", str(out)]) == 2
+    assert "the file must not exist yet" in capsys.readouterr().err
+
+
+def test_the_commands_print_json(run_dir, capsys):
+    assert main(["calibrate", str(run_dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 9
+    assert main(["whatif", str(run_dir), "queue.bound=1", "--seeds", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["changes"] == ["queue.bound=1"]
+
+
+def test_whatif_refuses_in_one_line_a_problem(run_dir, capsys):
+    assert main(["whatif", str(run_dir), "trainer.learning_rate=1", "queue.bond=1"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[2].partition(": ")[2][:40] for line in lines] == [
+        "trainer.learning_rate: cannot be predict",
+        "queue.bond: is not a setting (got 1). Di",
+    ]

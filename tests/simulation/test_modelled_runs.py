@@ -29,7 +29,7 @@ from tests.simulation.ledger import assert_conserved, assert_within_bound
 
 
 class Engine:
-    max_running, kv_tokens = 24, 40_000
+    max_running, kv_tokens, offload_tokens = 24, 40_000, 0
     separate_prefill, prefill_lines, tokens_per_iteration = False, 1, 1.0
 
     def decode_s(self, num_running: float, resident_tokens: float) -> float:
@@ -185,13 +185,13 @@ def test_first_steps_may_be_left_out() -> None:
 
 def test_memory_does_not_grow_with_the_steps() -> None:
     peaks = []
-    for steps in (15, 45):
+    for steps in (25, 50):
         tracemalloc.start()
         work = DrawnWorkload(replace(WORK, drift={}, learning=0.0))
         driver(BASE, workload=work, num_tasks=16).run(steps)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.25 * peaks[0]
+    assert peaks[1] < 1.3 * peaks[0]
 
 
 def test_attempts_do_the_same_whatever_the_engine_does() -> None:

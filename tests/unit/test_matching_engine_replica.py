@@ -24,6 +24,7 @@ class Engine:
     prefill_token_s: float = 0.0
     max_running: int = 100
     kv_tokens: int = 0
+    offload_tokens: int = 0
     separate_prefill: bool = False
     prefill_lines: int = 1
     tokens_per_iteration: float = 1.0

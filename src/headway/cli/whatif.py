@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 @click.command("whatif")
 @run_argument
-@click.argument("changes", nargs=-1, required=True, metavar="KEY=VALUE...", shell_complete=complete.overrides)
+@click.argument(
+    "overrides", nargs=-1, required=True, metavar="KEY=VALUE...", shell_complete=complete.overrides
+)
 @click.option("--seeds", default=5, type=click.IntRange(1, 100), help="Simulations of each of the two runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, keyed by metric name.")
-def command(run: Path, changes: tuple[str, ...], seeds: int, as_json: bool) -> int:
+def command(run: Path, overrides: tuple[str, ...], seeds: int, as_json: bool) -> int:
     r"""Predict a run's rates with other settings.
 
     Simulates RUN again with its own recorded lengths, durations and rewards, first unchanged, which shows how
-    far the model is from what was measured, then with the settings changed. What never ran is drawn from
+    far the model is from what was measured, then with each KEY=VALUE changed. What never ran is drawn from
     models that are fitted to the run, and counted. It predicts rates and staleness, never learning: settings
     that change what the policy learns are refused. Beside settings of the run it takes timings.* and fleet.*
     (docs/matching.md), and workload.tool_s, workload.answer_tokens and workload.score_s, which scale what
@@ -42,6 +44,6 @@ def command(run: Path, changes: tuple[str, ...], seeds: int, as_json: bool) -> i
     from headway.telemetry.journal import read_journal
 
     with naming(run), until_nobody_reads():
-        found = whatif(read_journal(run), changes, seeds)
+        found = whatif(read_journal(run), overrides, seeds)
         click.echo(json.dumps(whatif_json(found)) if as_json else whatif_text(found, str(run)))
     return 0

@@ -14,12 +14,13 @@ from headway.matching import calibrate_lengths
 from headway.matching.calibration import Calibration, Found
 from headway.matching.engine_fit import EngineFit, fit_engine
 from headway.matching.fits import line, lognormal, solve_rates, varies
-from headway.matching.recording import RecordedStep, Recording, record
+from headway.matching.recording import record
 
 if TYPE_CHECKING:
-    from headway.matching.recording import JournalLike
+    from headway.matching.recorded_run import JournalLike, RecordedStep, Recording
 
 MIN_STEPS = 8  # for a line through the trainer's steps
+LOW_R2 = 0.2  # below which the load explains little of the engine's speed
 
 
 def calibrate(journal: JournalLike) -> Calibration:
@@ -36,7 +37,7 @@ def calibrate_recording(recording: Recording) -> Calibration:
     _failures(recording, found)
     _fleet(recording, found)
     engine = fit_engine(recording)
-    _engine(recording, engine, found)
+    _engine(recording, engine, found, warnings)
     _trainer(recording, found, warnings)
     _weights(recording, engine, found)
     steps = max((step.step for step in recording.steps), default=0)
@@ -117,7 +118,7 @@ def _fleet(recording: Recording, found: Found) -> None:
         share = recording.sandbox_failures / (recording.sandbox_failures + len(starts))
         found.add("fleet.failure_rate", share, "starts that failed", num=fitted.num)
     refused = (
-        f"it refused {recording.sandbox_refusals} times" if recording.sandbox_refusals else "never reached"
+        f"it refused {recording.sandbox_refusals} times" if recording.sandbox_refusals else "not met yet"
     )
     for name in ("creates_per_s", "max_starting"):
         found.stand_in(
@@ -125,12 +126,17 @@ def _fleet(recording: Recording, found: Found) -> None:
         )
 
 
-def _engine(recording: Recording, fitted: EngineFit, found: Found) -> None:
+def _engine(recording: Recording, fitted: EngineFit, found: Found, warnings: list[str]) -> None:
     missing = {one.name: one.reason for one in fitted.missing}
     low, high = fitted.running
     seen = f"turns' decode_s over {low:.0f} to {high:.0f} running, "
     seen += f"{fitted.resident[0]:,.0f} to {fitted.resident[1]:,.0f} resident tokens"
     decode, prefill = fitted.decode, fitted.prefill
+    if decode is not None and decode.r2 < LOW_R2:
+        warnings.append(
+            f"the load explains {max(0.0, decode.r2):.0%} of how the engine's speed varied: other work on "
+            "the machine, or the driver, does the rest, and another load may be faster or slower than told"
+        )
     for place, name in enumerate(("decode_base_s", "decode_row_s", "decode_token_s")):
         if decode is None:
             found.stand_in(f"timings.{name}", None, f"{missing['decode']}: left to [hardware]")

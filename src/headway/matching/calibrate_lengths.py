@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headway.matching.calibration import Found
-    from headway.matching.recording import RecordedAttempt, Recording
+    from headway.matching.recorded_run import RecordedAttempt, Recording
 
 LEAST_CALL_S = 0.001  # between two answers, from which something is thought to have happened there
 
@@ -94,9 +94,13 @@ def _answers(
     values = answers(attempts)
     whole, cut = _split(values)
     marginal = lognormal(whole, cut, counts=True)
+    if not values:
+        for name in ("answer_tokens", "answer_sigma"):
+            found.stand_in(f"workload.{name}", None, "no answer ended: left to the default")
+        return
     if marginal is None or marginal.censored > MAX_CENSORED:
-        longest = max((value.value for value in values), default=1.0)
-        share = len(cut) / max(1, len(values))
+        longest = max(value.value for value in values)
+        share = len(cut) / len(values)
         why = f"{share:.0%} of {len(values):,} answers ran into a limit or were ended, so their lengths are "
         why += f"not known: the longest, {longest:.0f}, stands in for all"
         found.stand_in("workload.answer_tokens", longest, why, num=len(values), censored=share)

@@ -71,6 +71,9 @@ def num_replicas(pool: GeneratorPoolSettings) -> int:
     return max(1, (pool.count - pool.prefill_count) // size)
 
 
+_MOST_KNOWN = 4096  # numbers of running requests whose constant parts are remembered
+
+
 class RooflineEngine:
     """An `EngineModel` from first principles and three constants.
 
@@ -114,6 +117,11 @@ class RooflineEngine:
         self._token_flops, self._score_flops = 2.0 * model.linear_params, 4.0 * model.score_width
         self._expert_layers = model.expert_layers
         self._verified = math.ceil(pool.speculative_tokens) + 1 if pool.speculative_tokens > 1 else 1
+        self._bandwidth = accelerator.bandwidth * pool.bandwidth_efficiency
+        self._compute = self.cut.gpus * self._peak * pool.compute_efficiency
+        self._by_running: dict[
+            float, tuple[float, float, float]
+        ] = {}  # tokens, weights' bytes, other seconds
         self._verified_share = 1.0 if not model.experts else model.experts_per_token / model.experts
 
     def experts_touched(self, num_tokens: float) -> float:
@@ -124,18 +132,23 @@ class RooflineEngine:
         """Return the seconds of one iteration over so many requests that hold so many tokens together."""
         if num_running <= 0:
             return self.pool.iteration_s
-        batch = num_running * self.tenants * self._verified
-        context = resident_tokens / num_running
-        seen = self.model.seen_tokens(context) * num_running * self.tenants
-        read = self._dense_bytes + self._routed_bytes * self.experts_touched(batch) + seen * self._kv_bytes
+        known = self._by_running.get(num_running)
+        if known is None:
+            if len(self._by_running) >= _MOST_KNOWN:
+                self._by_running.clear()
+            batch = num_running * self.tenants * self._verified
+            weights = self._dense_bytes + self._routed_bytes * self.experts_touched(batch)
+            links_s = self._links_s(batch / self.cut.copies, self.cut.gpus)
+            known = self._by_running[num_running] = (batch, weights, links_s + self.pool.iteration_s)
+        batch, weights, other_s = known
+        seen = self.model.seen_tokens(resident_tokens / num_running)
+        read = weights + seen * num_running * self.tenants * self._kv_bytes
         if self.model.indexer is not None:  # its keys, one byte each, of every token
             index = self.model.layers * self.model.indexer.dim / self.cut.kv_shards
             read += resident_tokens * self.tenants * index
-        memory_s = read / (self.accelerator.bandwidth * self.pool.bandwidth_efficiency)
-        flops = batch * (self._token_flops + self._score_flops * self.model.seen_tokens(context))
-        compute_s = flops / (self.cut.gpus * self._peak * self.pool.compute_efficiency)
-        links_s = self._links_s(batch / self.cut.copies, self.cut.gpus)
-        return max(memory_s, compute_s) + links_s + self.pool.iteration_s
+        memory_s = read / self._bandwidth
+        compute_s = batch * (self._token_flops + self._score_flops * seen) / self._compute
+        return (memory_s if memory_s > compute_s else compute_s) + other_s
 
     def prefill_s(self, num_tokens: float, context_tokens: float) -> float:
         """Return the seconds to compute `num_tokens` new tokens behind `context_tokens` cached ones.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headway.matching.recording import Recording
+    from headway.matching.recorded_run import Recording
 
     Array = NDArray[np.float64]
 

@@ -136,7 +136,8 @@ class Replica:
         self._count = 0
         self._v, self._at = 0.0, 0.0  # virtual time, and when that was
         self._a, self._b = 0.0, 0.0  # seconds of d further tokens each: d * (a + b * d)
-        self._planned = inf
+        self._planned = inf  # when it fires next
+        self._due = 0.0  # when it should, by the newest plan; it may fire earlier, by an older one
         self._standing = 0  # reasons to stand still: a version, a recomputation
         self._stood_s = 0.0  # since when
         self._cached: dict[Request, int] = {}  # tokens of conversations elsewhere, longest unused first
@@ -376,7 +377,7 @@ class Replica:
         self._a = a
         if mean > a:
             self._b = (mean - a) / tokens
-        at = now + tokens * mean
+        at = self._due = now + tokens * mean
         if at < self._planned:
             self._planned = at
             self._timer.at(at - now, self._fire, at)
@@ -388,6 +389,10 @@ class Replica:
         if self.dead or not self._a:
             return  # it stands still; what lets it go on plans
         now = self._timer.now_s
+        if at < self._due:
+            self._planned = self._due
+            self._timer.at(self._due - now, self._fire, self._due)
+            return
         self._settle(now)
         ended: list[Request] = []
         decoding, limit = self._decoding, self._v + _EPSILON

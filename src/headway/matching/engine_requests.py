@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headway.matching.recording import Recording
+    from headway.matching.recorded_run import Recording
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from headway.matching.contracts import RolloutPlan, TurnPlan
-from headway.matching.recording import place_of
+from headway.matching.recorded_run import place_of
 from headway.matching.workload import DrawnWorkload
 
 if TYPE_CHECKING:
-    from headway.matching.recording import RecordedAttempt, RecordedTurn, Recording
+    from headway.matching.recorded_run import RecordedAttempt, RecordedTurn, Recording
     from headway.matching.spec import WorkloadSettings
 
 LEAST_CALL_S = 0.001  # behind the last answer; less is the way of the message

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _KEPT = ("trained", "evaluated", "carried")
 _NOT_REJECTED = (*_KEPT, "stopped", "unused")
+_MAX_GROUPS = 2048  # whose latencies are remembered until they settle
 _NEITHER = ("stopped", "unused", "carried", "evaluated")
 _PARTS = ("queue_s", "parked_s", "sandbox_start_s", "prefill_s", "decode_s", "tool_s", "score_s")
 _SKETCHES = (
@@ -88,7 +89,7 @@ class Tally:
         """Take a journal line."""
         self.now = t
         takes = self._takes
-        if (found := takes.get(type(event))) is not None:
+        if (found := takes.get(type(event))) is not None and not _is_ignored(event, said):
             found(t, event)
         if asked:
             for command in asked:
@@ -187,6 +188,8 @@ class Tally:
             self._num_late_finished += 1
         self._environment.update(rollout.environment_ages)
         most, total, num = self._groups.get(rollout.group, (0.0, 0.0, 0))
+        if len(self._groups) > _MAX_GROUPS:  # groups that were set aside never settle
+            del self._groups[next(iter(self._groups))]
         self._groups[rollout.group] = (max(most, whole), total + whole, num + 1)
 
     def _settled(self, t: float, note: notes.RolloutSettled) -> None:
@@ -200,8 +203,6 @@ class Tally:
         rollout = self._known.get(note.rollout)
         if note.group in self._accepted and fate not in _NOT_REJECTED and rollout is not None:
             self._counts["rejected"] += rollout.scored
-        if fate == "cancelled":
-            self._groups.pop(note.group, None)
         if fate in _NEITHER:
             return
         kind = "kept"
@@ -382,6 +383,14 @@ class Tally:
         keys["rl.oversampling.kept_tokens"], keys["rl.oversampling.all_tokens"] = kept, every
         keys["rl.oversampling.length_ratio"] = None if kept is None or every is None else ratio(kept, every)
         return keys
+
+
+def _is_ignored(event: events.Event, said: list[notes.Note]) -> bool:
+    """Whether an event changed nothing; a sandbox is gone even so."""
+    if isinstance(event, events.SandboxReleased | events.SandboxLost):
+        return False
+    kind = type(event).__name__
+    return any(type(note) is notes.Ignored and note.event == kind for note in said)
 
 
 def _change(level: Level, t: float, by: int) -> None:

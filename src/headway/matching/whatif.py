@@ -35,7 +35,7 @@ from headway.telemetry.metrics import RunMetrics
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headway.matching.recording import JournalLike
+    from headway.matching.recorded_run import JournalLike
 
 METRICS = {
     "rl.consumption.wall_samples_per_s": "trained samples/s",

@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.codec import from_plain, to_plain
 from headway.core.events import (
@@ -136,8 +136,12 @@ class Scheduler:
         if self.state.phase == "finished" and not isinstance(event, RunResumed):
             ctx.note(Ignored(type(event).__name__, "finished"))
             return ctx.commands, ctx.notes
-        self._take(ctx, event)
-        if not self._is_calm(ctx, event):
+        calm = type(event) in _CALM
+        if calm:
+            self._take_rollout(ctx, cast("RolloutEvent", event))
+        else:
+            self._take(ctx, event)
+        if not (calm and self._is_calm(ctx)):
             num = len(ctx.commands) + len(ctx.notes)
             self._run_rules(ctx)
             self._calm = num == len(ctx.commands) + len(ctx.notes)
@@ -157,15 +161,15 @@ class Scheduler:
         scheduler._refresh_settings()
         return scheduler
 
-    def _is_calm(self, ctx: Context, event: Event) -> bool:
+    def _is_calm(self, ctx: Context) -> bool:
         """Whether no rule can have anything to do.
 
-        The event is the end of an answer or of a tool call, which asked for nothing itself; the rules had
+        After the end of an answer or of a tool call, which asked for nothing itself. The rules had
         nothing to do after the event before; and none of them waits for the time: the start of sandboxes at
         a set rate, or after a pause that the provider asked for. Lost steps are left to the rules, for they
         give up plans without a word.
         """
-        if not self._calm or ctx.commands or ctx.notes or type(event) not in _CALM:
+        if not self._calm or ctx.commands or ctx.notes:
             return False
         state, wanted = self.state, self.index.wanted
         if state.planned_until > state.step:

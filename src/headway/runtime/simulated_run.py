@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.config.compose import Config
 from headway.config.show import write_config
 from headway.core.codec import to_plain
 from headway.core.facts import ModelFacts
 from headway.matching.build import models_of
+from headway.matching.plan import usd_per_hour
 from headway.matching.simulate_models import ModelledDriver, SimSummary
 from headway.runtime import directory
+from headway.runtime.life import calm_collector
 from headway.telemetry.header import JournalHeader, new_header
 from headway.telemetry.journal import read_journal
 from headway.telemetry.journal_writer import JournalWriter
@@ -51,6 +54,7 @@ def simulate_spec(
         run_dir: where journal and summary are written, an empty run directory; None writes nothing, which is
             faster, and memory does not grow with the run.
     """
+    calm_collector()
     models = models_of(spec)
     scheduler = spec.scheduler
     if steps:
@@ -58,7 +62,8 @@ def simulate_spec(
     scheduler = replace(scheduler, num_replicas=models.replicas)
     journal = None
     if run_dir is not None:
-        write_config(spec.config, run_dir / directory.CONFIG)
+        run = Config(**{field.name: getattr(spec.config, field.name) for field in fields(Config)})
+        write_config(run, run_dir / directory.CONFIG)  # the journal's header has the other sections too
         journal = JournalWriter(run_dir / directory.JOURNAL)
         header = header_of(spec, seed)
         journal.write_header(replace(header, queue=to_plain(scheduler)))
@@ -91,7 +96,7 @@ def header_of(spec: Spec, seed: int) -> JournalHeader:
         queue=to_plain(spec.scheduler),
         code=directory.code_version(),
         model=None if spec.model is None else _facts(spec.model),
-        usd_per_hour=spec.config.run.usd_per_hour,
+        usd_per_hour=usd_per_hour(spec),
         peak_flops_per_s=spec.config.telemetry.peak_flops_per_s,
     )
     return replace(header, machine=f"simulated from {spec.name}, seed {seed}: no model ran", simulated=True)
