@@ -13,16 +13,15 @@ from headway.cli.output import until_nobody_reads
 
 
 @click.command("compare")
-@click.argument(
-    "runs", nargs=-1, type=click.Path(path_type=Path), shell_complete=complete.runs, metavar="RUN RUN..."
-)
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), shell_complete=complete.runs)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all of it.")
 def command(runs: tuple[Path, ...], as_json: bool) -> int:
     r"""Compare runs of one environment, with intervals.
 
-    Reward against trained rollouts, wall time and cost, as a straight line over their logarithm; rates, the
-    trainer's wait, staleness, discards. Each number has a 95 % interval of its own run, and what differs from
-    the first run beyond the intervals is marked: of these runs, for one run says nothing of another seed.
+    RUNS are directories of runs. Shown are reward against trained rollouts, wall time and cost, as a straight
+    line over their logarithm; rates, the trainer's wait, staleness, discards. Each number has a 95 % interval
+    of its own run, and what differs from the first run beyond the intervals is marked: of these runs, for one
+    run says nothing of another seed.
 
     \b
     Examples:
