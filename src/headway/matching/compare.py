@@ -344,7 +344,7 @@ def _differing(readings: Sequence[Reading]) -> dict[str, tuple[Any, ...]]:
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for name, value in settings.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):
             found += _flat(cast("dict[str, Any]", value), f"{prefix}{name}.")
         elif prefix:
             found.append((f"{prefix}{name}", value))
