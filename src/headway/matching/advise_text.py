@@ -114,7 +114,10 @@ def gain_text(gain: Gain) -> str:
         return "not estimated"
     if gain.low is None:
         return f"up to {100 * gain.high:+.0f}% trained rollouts/s"
-    return f"{100 * gain.low:+.0f}% to {100 * gain.high:+.0f}% trained rollouts/s"
+    between = f"{100 * gain.low:+.0f}% to {100 * gain.high:+.0f}%"
+    if gain.mean is not None:
+        return f"{100 * gain.mean:+.0f}% trained rollouts/s ({between})"
+    return f"{between} trained rollouts/s"
 
 
 def _finding(number: int, finding: Finding) -> list[str]:

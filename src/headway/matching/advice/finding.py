@@ -68,10 +68,12 @@ class Gain:
     low: float | None = None
     how: How = "not estimated"
     basis: str = ""  # the formula, or what was simulated, in words
+    mean: float | None = None  # of simulations, whose interval low and high are
 
     def to_plain(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        return {"low": self.low, "high": self.high, "how": self.how, "basis": self.basis}
+        plain: dict[str, Any] = {"low": self.low, "high": self.high, "mean": self.mean}
+        return plain | {"how": self.how, "basis": self.basis}
 
 
 UNKNOWN_GAIN = Gain()

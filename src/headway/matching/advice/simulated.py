@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headway.telemetry.journal import Journal
 
 MAX_ERROR = 0.2
-SEEDS = 3
+SEEDS = 5
 KEY = "rl.consumption.wall_samples_per_s"
 
 
@@ -40,6 +40,7 @@ def simulated_gains(journal: Journal, seeds: int = SEEDS) -> WhatIf | None:
             return None
         low, high = found.low / found.before, (found.high or found.low) / found.before
         basis = f"{seeds} seeds, 95 %; the unchanged run is simulated {100 * error:+.0f}% off"
-        return Gain(high, low, "re-simulated", basis)
+        mean = None if found.difference is None else found.difference / found.before
+        return Gain(high, low, "re-simulated", basis, mean)
 
     return gain
