@@ -117,6 +117,8 @@ LIMIT = {"staleness_limit"}  # what takes long comes to it
 BESIDE = {
     "stragglers": {"staleness_limit", "stale_discards"},
     "stale_discards": {"staleness_limit", "stragglers"},
+    "generation_prefill": {"generation_slots", "updates_too_often"},  # contexts are computed anew
+    "updates_too_often": {"generation_prefill"},
     "generation_tools": LIMIT,
     "generation_sandbox_starts": LIMIT,
     "generation_scoring": LIMIT,

@@ -24,6 +24,7 @@ STARVED = 0.15
 PART = 0.25
 FULL_KV = 0.85  # share of the KV cache above which it is memory that is short, not slots
 FULL = 0.9  # share of the slots in use above which more rollouts stand in line
+HALF_KV = 0.5  # likewise, where there is a line although slots are free: the next one does not fit
 ROOM = 0.7  # share of the slots in use below which more rollouts find a place
 Advice = tuple[Change, Gain, tuple[Figure, ...]]
 
@@ -189,8 +190,8 @@ def _handover(reading: Reading, share: float) -> Advice:
 
 def _line(reading: Reading) -> tuple[str, str, float, str, Callable[[Reading, float], Advice]]:
     """Return the line before the engines: for want of memory, or of slots."""
-    kv = reading.replicas.mean("kv_used")
-    if kv is not None and kv >= FULL_KV:
+    kv, used = reading.replicas.mean("kv_used") or 0.0, reading.slots_used
+    if kv >= FULL_KV or (kv >= HALF_KV and used is not None and used < ROOM):
         return "kv", "Full KV caches", reading.waits.engine_s, "queue_s", _kv
     return "slots", "Full slots", reading.waits.engine_s, "queue_s", _full_slots
 

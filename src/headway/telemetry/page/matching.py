@@ -121,7 +121,11 @@ def time(data: PageData, summary: Summary) -> Plot | None:
     figure["layout"]["showlegend"] = False
     figure["height"] = 190
     mean = ratio(whole, sum(len(bucket.tokens) for bucket in data.buckets.values()))
-    unnamed = [f"{trace['name']} {percent(trace['x'][0])}" for trace in traces if not trace["text"][0]]
+    unnamed = [
+        f"{trace['name']} {percent(trace['x'][0])}"
+        for trace in traces
+        if not trace["text"][0] and trace["x"][0] >= 0.005
+    ]
     caption = f"A rollout takes {seconds(mean)} on average, from its start to its score."
     if unnamed:
         caption += f" Without a name in the bars, in order: {', '.join(unnamed)}."
