@@ -74,7 +74,7 @@ def _limit(reading: Reading) -> Iterator[Finding]:
     ]
     yield Finding(
         code="staleness_limit",
-        title="The staleness limit holds generation back",
+        title=f"{'queue.depth' if depth < bound else 'The staleness limit'} holds generation back",
         stake=starved * limited,
         evidence=tuple(evidence),
         when=when(numbers, holds),
