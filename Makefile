@@ -11,7 +11,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-engine bench-trainer bench-driver bench-queue bench-simulate \
-        bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-prediction device-check format clean
+        bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-prediction bench-cases bench-aiconfigurator device-check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,12 @@ bench-adapters: setup ## tokens/s with 0, 1, 8 and 64 LoRA adapters in one batch
 
 bench-sandbox: setup ## sandboxes against a plain subprocess and plain bubblewrap, 200 live; the last line is JSON
 	$(BIN)/python benchmarks/sandbox.py $(ARGS)
+
+bench-cases: setup ## the field report's four runs, predicted; misses included; the last line is JSON
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cases.py $(ARGS)
+
+bench-aiconfigurator: setup ## the engine's formulas against NVIDIA's tables (extra aiconfigurator); JSON last
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/aiconfigurator_check.py $(ARGS)
 
 bench-simulate: setup ## the simulated driver: case 1 of the field report, events a second; JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/simulate.py $(ARGS)

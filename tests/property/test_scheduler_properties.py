@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.core.commands import Finish, Train
+from headway.core.events import Event
 from headway.core.notes import BatchReleased, EvalEnded
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import simulate
@@ -197,7 +198,7 @@ def test_the_index_is_what_the_state_says(queue: SchedulerSettings, sim: SimSett
 class Thorough(Scheduler):
     """Runs all rules after every event."""
 
-    def _is_calm(self, ctx: Context) -> bool:
+    def _is_calm(self, ctx: Context, event: Event) -> bool:
         return False
 
 

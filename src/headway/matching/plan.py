@@ -97,7 +97,7 @@ def make_plan(spec: Spec, *, step: int = 0, budget_events: int = 25_000, seed: i
         course=course(spec, models),
         cost=cost,
         service=price_of(spec.model.name) if spec.model is not None else None,
-        notes=list(doubts(spec, flow)),
+        notes=doubts(spec, models, flow),
     )
 
 
@@ -278,18 +278,26 @@ def course(spec: Spec, models: Models) -> list[Moment]:
     return moments
 
 
-def doubts(spec: Spec, flow: Flow) -> list[str]:
+def doubts(spec: Spec, models: Models, flow: Flow) -> list[str]:
     """Return settings of the run that the plan runs into."""
     found: list[str] = []
     timeout_s, longest = spec.scheduler.rollout_timeout_s, max(flow.latencies, default=0.0)
     if longest > 4 * timeout_s:
         text = f"environment.rollout_timeout_s = {timeout_s:g} ends rollouts after {4 * timeout_s:g} s; "
         found.append(f"{text}the slowest would take {longest:.0f} s")
-    limits = spec.scheduler.deadlines
-    if flow.compute_s > limits.train_s:
-        found.append(f"deadlines.train_s = {limits.train_s:g} is below a step's {flow.compute_s:.0f} s")
-    if flow.start_s > limits.sandbox_s:
-        found.append(f"deadlines.sandbox_s = {limits.sandbox_s:g} is below a start's {flow.start_s:.0f} s")
+    limits, trainer = spec.scheduler.deadlines, models.trainer
+    taken = {
+        "train_s": ("a step's", flow.compute_s),
+        "publish_s": ("a publication's", trainer.publish_s),
+        "apply_s": ("an update's", trainer.apply_s),
+        "checkpoint_s": ("a checkpoint's", trainer.save_s),
+        "sandbox_s": ("a start's", flow.start_s),
+    }
+    for name, (whose, took_s) in taken.items():
+        if took_s > (limit_s := getattr(limits, name)):
+            found.append(
+                f"deadlines.{name} = {limit_s:g} is below {whose} {took_s:.0f} s: the run would fail"
+            )
     if flow.stale > 0.2:
         found.append(f"{flow.stale:.0%} of the groups are too old when they are complete: raise queue.bound")
     return found

@@ -190,7 +190,7 @@ def bottleneck(flow: Flow, found: dict[str, float], means: dict[str, float]) -> 
     if flow.capped_by in _CAPS:
         why, remedy = _CAPS[flow.capped_by]
         return Bottleneck(flow.capped_by, f"generation is the slower half, and {why}", remedy)
-    if flow.zero > 0.5:
+    if flow.lost_to_zero > 0.5:
         why = f"{flow.zero:.0%} of the groups carry no signal, so that most of what is made is not trained"
         return Bottleneck("zero_advantage", why, "choose harder or easier tasks (curriculum.levels)")
     parts = {name: means[name] for name in ("decode", "prefill", "tool", "start", "score")}

@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from headway.core.codec import from_plain, to_plain
 from headway.core.events import (
@@ -117,7 +117,7 @@ RolloutEvent = (
     | ScoreFailed
 )
 
-_CALM = (TurnEnded, ToolEnded)
+_CALM = frozenset((TurnEnded, ToolEnded, SandboxReady, SandboxReleased))
 
 
 class Scheduler:
@@ -136,12 +136,8 @@ class Scheduler:
         if self.state.phase == "finished" and not isinstance(event, RunResumed):
             ctx.note(Ignored(type(event).__name__, "finished"))
             return ctx.commands, ctx.notes
-        calm = type(event) in _CALM
-        if calm:
-            self._take_rollout(ctx, cast("RolloutEvent", event))
-        else:
-            self._take(ctx, event)
-        if not (calm and self._is_calm(ctx)):
+        self._take(ctx, event)
+        if not (type(event) in _CALM and self._is_calm(ctx, event)):
             num = len(ctx.commands) + len(ctx.notes)
             self._run_rules(ctx)
             self._calm = num == len(ctx.commands) + len(ctx.notes)
@@ -161,13 +157,13 @@ class Scheduler:
         scheduler._refresh_settings()
         return scheduler
 
-    def _is_calm(self, ctx: Context) -> bool:
-        """Whether no rule can have anything to do.
+    def _is_calm(self, ctx: Context, event: Event) -> bool:
+        """Whether no rule can have anything to do after this event, one of `_CALM`.
 
-        After the end of an answer or of a tool call, which asked for nothing itself. The rules had
-        nothing to do after the event before; and none of them waits for the time: the start of sandboxes at
-        a set rate, or after a pause that the provider asked for. Lost steps are left to the rules, for they
-        give up plans without a word.
+        It asked for nothing itself; the rules had nothing to do after the event before; and none of them
+        waits for the time: the start of sandboxes at a set rate, or after a pause that the provider asked
+        for. The start and the end of a sandbox matter to those that wait for one and to the run's end. Lost
+        steps are left to the rules, for they give up plans without a word.
         """
         if not self._calm or ctx.commands or ctx.notes:
             return False
@@ -175,6 +171,8 @@ class Scheduler:
         if state.planned_until > state.step:
             return False
         waits = bool(wanted["rollout"] or wanted["verify"])
+        if type(event) is SandboxReady or type(event) is SandboxReleased:
+            return not waits and state.phase == "running"
         return not waits or not (self.settings.max_sandbox_starts_per_s or state.refusals.until_s)
 
     def _refresh_settings(self) -> None:
