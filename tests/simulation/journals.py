@@ -6,15 +6,16 @@ from headway.config.load import load_config
 from headway.config.scheduler import scheduler_settings
 from headway.core.codec import to_plain
 from headway.matching.roles import SimSettings
-from headway.matching.simulate import SimRun, SimulatedDriver
-from headway.queue.scheduler import Scheduler
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
+from tests.simulation.scripted import play
 
 ARITHMETIC = ("model.path=/no/model", "environment.name=arithmetic")
 
 
-def simulated_journal(path, *overrides, sim=None, num_entries=None, more=(), config=None, **header):
+def simulated_journal(
+    path, *overrides, sim=None, num_entries=None, more=(), config=None, change=None, **header
+):
     """Write RUN/journal.jsonl of a simulated run; return its entries.
 
     Args:
@@ -24,12 +25,12 @@ def simulated_journal(path, *overrides, sim=None, num_entries=None, more=(), con
         num_entries: only so many, as of a run that was killed.
         more: (event, commands, notes) to write after the last entry, at its time.
         config: in place of that of the overrides.
+        change: what each event is passed through before it happens.
         header: further facts for the journal's header.
     """
     config = config or load_config(None, [*ARITHMETIC, *overrides])
     settings = scheduler_settings(config)
-    run = SimRun(Scheduler(settings))
-    SimulatedDriver(run, sim or SimSettings(), seed=1).play()
+    run = play(settings, sim or SimSettings(), 1, change=change)
     writer = JournalWriter(path / "journal.jsonl")
     writer.write_header(new_header(config=to_plain(config), seed=0, queue=to_plain(settings), **header))
     for entry in run.entries[:num_entries]:

@@ -36,6 +36,8 @@ COMMANDS = {
     "plan": ("plan", "Predict what a run will do, what limits it, and what it costs."),
     "cost": ("cost", "Say what an hour of a GPU and a million tokens cost."),
     "report": ("report", "Show what a run did and what it learned."),
+    "advise": ("advise", "Say what costs a run time, and what to change."),
+    "compare": ("compare", "Compare runs of one environment, with intervals."),
     "eval": ("eval", "Measure a model on an environment's tasks."),
     "export": ("export", "Write a run's trained model for transformers."),
     "replay": ("replay", "Check a run's journal against the scheduler."),

@@ -72,16 +72,23 @@ def command(run: Path, as_json: bool, page: Path | None, events: Path | None) ->
 
 
 def _print(run: Path, as_json: bool) -> None:
+    from headway.matching.advice.reading import Reading
+    from headway.matching.advise import advice_of
+    from headway.matching.advise_text import findings_of
     from headway.telemetry.journal import read_journal
     from headway.telemetry.metrics import RunMetrics
     from headway.telemetry.report import report_json, report_text
 
-    metrics = RunMetrics.of(read_journal(run))
-    if metrics.facts.only_evaluates and not as_json and metrics.steps.evals:
+    journal = read_journal(run)
+    if as_json:
+        click.echo(report_json(RunMetrics.of(journal).summary()))
+        return
+    reading = Reading.of(journal)
+    metrics = reading.metrics
+    if metrics.facts.only_evaluates and metrics.steps.evals:
         _print_evaluation(run)
         return
-    summary = metrics.summary()
-    click.echo(report_json(summary) if as_json else report_text(summary, metrics.series()))
+    click.echo(report_text(reading.summary, metrics.series(), findings_of(advice_of(reading))))
 
 
 def _print_evaluation(run: Path) -> None:
@@ -103,6 +110,9 @@ def _write_events(run: Path, folder: Path) -> None:
 
 def _write_page(run: Path, file: Path) -> None:
     from headway.config.compared import compared
+    from headway.matching.advice.reading import Reading
+    from headway.matching.advise import advice_of
+    from headway.matching.advise_text import findings_of
     from headway.telemetry.journal import read_journal
     from headway.telemetry.page.collect import PageData
     from headway.telemetry.page.parts import SettingRow
@@ -114,8 +124,10 @@ def _write_page(run: Path, file: Path) -> None:
     plotly_js()  # missing: say so before a long journal is read
     journal = read_journal(run)
     data, table = PageData(journal.header), RolloutTable()
+    reading = Reading(journal.header, data.metrics)
     for record in journal:
         data.feed(record)
+        reading.feed(record)
         table.feed(record)
     began = {row.key: row.value for row in compared(data.header.config)}
     settings: list[SettingRow] = []
@@ -125,7 +137,14 @@ def _write_page(run: Path, file: Path) -> None:
         settings.append(SettingRow(row.key, row.value, row.default, row.differs, row.doc, changed))
     transcripts = _transcripts(run, table.records())
     name, state = run.resolve().name, _state(run, data)
-    page = render(data, name=name, settings=settings, state=state, transcripts=transcripts)
+    page = render(
+        data,
+        name=name,
+        settings=settings,
+        state=state,
+        transcripts=transcripts,
+        findings=findings_of(advice_of(reading)),
+    )
     size = write_page(file, page)
     click.echo(f"{file}: {size / 1e6:.1f} MB")
 

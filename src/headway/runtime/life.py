@@ -42,6 +42,7 @@ from headway.runtime.view import View
 from headway.runtime.wire import address
 from headway.sandbox.pools import sweep_left_overs
 from headway.sandbox.providers import make_provider
+from headway.telemetry.journal import read_journal
 from headway.telemetry.journal_writer import JournalWriter
 from headway.telemetry.metrics import RunMetrics
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from headway.core.commands import Finish, RestartWorker
 
 SHARED_MEMORY = Path("/dev/shm")
+_MAX_READ_AGAIN = 32 << 20  # bytes of a journal that is read once more at the end: some seconds
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
@@ -129,10 +131,27 @@ def _live(prepared: Prepared) -> int:
             raise _original(death)
         prepared.say(f"error: {finish.message}")
         return EXIT_FAILED
-    for line in next_steps(finish, prepared):
+    for line in (*advice_lines(prepared), *next_steps(finish, prepared)):
         prepared.say(line)
     in_order = finish.message == STOP and not prepared.config.eval.only  # else the result is missing
     return EXIT_INTERRUPTED if finish.outcome == "interrupted" and not in_order else EXIT_OK
+
+
+def advice_lines(prepared: Prepared) -> list[str]:
+    """Return the findings that matter most about a run that is over, a line each.
+
+    They are read from the journal; of one that is long `headway advise` says it when asked.
+    """
+    run_dir, run = prepared.run_dir, shlex.quote(str(prepared.run_dir))
+    if prepared.config.eval.only or not prepared.metrics.steps.steps_ended:
+        return []
+    if (run_dir / directory.JOURNAL).stat().st_size > _MAX_READ_AGAIN:
+        return [f"what limited it: headway advise {run}"]
+    from headway.matching.advice.reading import Reading
+    from headway.matching.advise import advice_of
+    from headway.matching.advise_text import short_lines
+
+    return short_lines(advice_of(Reading.of(read_journal(run_dir))), run)
 
 
 def next_steps(finish: Finish, prepared: Prepared) -> list[str]:

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from io import StringIO
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -18,11 +18,15 @@ from headway.telemetry.driver import OVERHEAD_TARGET
 from headway.telemetry.ledger import FATES, KEPT
 from headway.telemetry.mismatch import LARGE, REMEDY
 from headway.telemetry.pruning import SOURCES
+from headway.telemetry.report_findings import section as findings_section
 from headway.telemetry.report_sandboxes import section as sandbox_section
 from headway.telemetry.report_table import plain_table
 from headway.telemetry.report_tasks import acceptance_line, oversampling_lines, task_lines
 from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds, sparkline
 from headway.telemetry.visible import harmless
+
+if TYPE_CHECKING:
+    from headway.telemetry.told import Findings
 
 WIDTH = 100
 Summary = Mapping[str, Any]
@@ -56,14 +60,23 @@ def report_json(summary: Summary) -> str:
     return json.dumps(_finite(dict(summary)), allow_nan=False, indent=2)
 
 
-def report_text(summary: Summary, series: Sequence[Mapping[str, Any]]) -> str:
-    """Return the report as plain text. Works on unfinished runs and on runs without a step."""
+def report_text(
+    summary: Summary, series: Sequence[Mapping[str, Any]], findings: Findings | None = None
+) -> str:
+    """Return the report as plain text. Works on unfinished runs and on runs without a step.
+
+    Args:
+        summary: every metric.
+        series: of the steps.
+        findings: what costs the run time, where somebody looked.
+    """
     summary = cast("Summary", harmless(dict(summary)))  # environments name measures, and faults have texts
     console = Console(file=StringIO(), width=WIDTH, color_system=None, force_terminal=False, highlight=False)
     sections: list[tuple[str, list[RenderableType]]] = [
         ("Outcome", _outcome(summary)),
         ("Learning", _learning(summary, series)),
         ("Rates", _rates(summary)),
+        ("Findings", findings_section(findings)),
         ("Trainer", _trainer(summary)),
         ("Where a rollout's time went", _latency(summary)),
         ("Sandboxes", sandbox_section(summary)),

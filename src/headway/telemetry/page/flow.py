@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def rates(data: PageData, axes: Axes) -> list[Plot]:
     """Return how production and consumption match."""
     records = data.metrics.steps.records
-    return [plot for plot in (_rates(records, axes), _time_shares(records, axes), depth(data, axes)) if plot]
+    return [plot for plot in (_rates(records, axes), _time_shares(records, axes)) if plot]
 
 
 def staleness(data: PageData, axes: Axes, summary: dict[str, Any]) -> list[Plot]:

@@ -64,6 +64,10 @@
     if (layout.annotations) layout.legend.y = 1.09;  // above the marks
     layout.margin.t = (layout.showlegend ? 30 : 12) + (layout.annotations ? 16 : 0);
     if (figure.height) layout.height = figure.height;
+    if (element.clientWidth < 640) figure.data.filter(function (t) { return t.type === "sankey"; }).forEach(function (trace) {
+      trace.node.label = trace.node.label.map(function (text) { return text.split("<br>")[0]; });
+      layout.font = Object.assign({}, layout.font, { size: 10 });  // beside each other on a phone
+    });
     if (printing) {
       layout.width = element.closest(".wide") ? 670 : 325;
       layout.height = Math.min(layout.height, 220);

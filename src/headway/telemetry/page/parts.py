@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.telemetry.told import Findings
+
 
 @dataclass(frozen=True, slots=True)
 class Plot:
@@ -58,6 +60,7 @@ class Section:
     plots: list[Plot] = field(default_factory=list[Plot])
     tables: list[Table] = field(default_factory=list[Table])
     lines: list[str] = field(default_factory=list[str])  # sentences below
+    findings: Findings | None = None  # above the plots
 
     @property
     def is_empty(self) -> bool:

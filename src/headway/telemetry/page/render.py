@@ -29,6 +29,7 @@ from headway.telemetry.visible import visible
 if TYPE_CHECKING:
     from headway.telemetry.page.collect import PageData
     from headway.telemetry.page.parts import Section, SettingRow
+    from headway.telemetry.told import Findings
 
 _MARKS = {"alarm": "guard alarm", "rollback": "rollback", "resume": "resume", "setting": "setting changed"}
 
@@ -40,6 +41,7 @@ def render(
     settings: list[SettingRow],
     state: str = "unfinished",
     transcripts: Sequence[tuple[str, Sequence[Transcript]]] = (),
+    findings: Findings | None = None,
 ) -> str:
     """Return the page of a run.
 
@@ -49,13 +51,14 @@ def render(
         settings: the config as it is by now.
         state: what a run without an outcome is: running, killed or unfinished.
         transcripts: rollouts to read, in groups with a title; none leaves the section out.
+        findings: what costs the run time, where somebody looked.
 
     Raises UserError when plotly is not installed.
     """
     if state not in STATES:
         raise ValueError(f"no such state: {state}")
     summary, axes = data.metrics.summary(), Axes.of(data)
-    before, after = sections(data, summary, axes, settings)
+    before, after = sections(data, summary, axes, settings, findings)
     groups = views(transcripts)
     figures = {f"plot-{plot.id}": plot.figure for section in (*before, *after) for plot in section.plots}
     scripts = [_own("theme.js"), plotly_js(), _own("page.js")]
@@ -64,7 +67,7 @@ def render(
         name=name,
         outcome=summary["outcome"],
         header=data.header,
-        tiles=tiles(data, summary, state),
+        tiles=tiles(data, summary, state, findings),
         before=before,
         after=after,
         transcripts=groups,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from headway.telemetry.page import flow, learning, rollouts, sandboxes, tables, trainer
+from headway.telemetry.page import flow, learning, matching, rollouts, sandboxes, tables, trainer
 from headway.telemetry.page.parts import Plot, Section, SettingRow
 from headway.telemetry.report_tasks import acceptance_line, oversampling_lines, task_lines
 from headway.telemetry.text import number, percent
@@ -14,13 +14,18 @@ from headway.telemetry.text import number, percent
 if TYPE_CHECKING:
     from headway.telemetry.page.axes import Axes
     from headway.telemetry.page.collect import PageData
+    from headway.telemetry.told import Findings
 
 Summary = Mapping[str, Any]
 _IN_TABLES = ("levels:", "sources:")  # lines that say what a table shows
 
 
 def sections(
-    data: PageData, summary: Summary, axes: Axes, settings: list[SettingRow]
+    data: PageData,
+    summary: Summary,
+    axes: Axes,
+    settings: list[SettingRow],
+    findings: Findings | None = None,
 ) -> tuple[list[Section], list[Section]]:
     """Return the sections before and after the transcripts, without those that have no content."""
     learned, flowed = learning.plots(data, axes), flow.rates(data, axes)
@@ -32,11 +37,13 @@ def sections(
     task_notes = [line for line in task_lines(summary) if not line.startswith(_IN_TABLES)]
     slowest = [*tables.latency(summary), *tables.slowest_rollouts(data)]
     entering = [*oversampling_lines(summary), *acceptance_line(summary)]
+    matched = _balanced(matching.plots(data, axes, summary), "")
     before = [
+        Section("matching", "Matching", matched, findings=findings),
         Section(
             "learning", "Learning", _balanced(learned, "reward-steps"), tables.tasks(summary), task_notes
         ),
-        Section("flow", "Generator and trainer", _balanced(flowed, "depth")),
+        Section("flow", "Generator and trainer", _balanced(flowed, "")),
         Section("staleness", "Staleness", _balanced(old, "staleness")),
         Section("lengths", "Lengths and tool calls", _balanced(long, "truncated")),
         Section("time", "Where time went", rollouts.latency(data), slowest, _time_lines(summary)),

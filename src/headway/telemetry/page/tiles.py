@@ -10,31 +10,34 @@ from headway.telemetry.text import number, percent, seconds
 
 if TYPE_CHECKING:
     from headway.telemetry.page.collect import PageData
+    from headway.telemetry.told import Findings
 
 Summary = Mapping[str, Any]
 _BAD = ("failed", "no_signal", "guard", "all_stale")
 STATES = {"running": ("running", "busy"), "killed": ("killed", "bad"), "unfinished": ("unfinished", "busy")}
 
 
-def tiles(data: PageData, summary: Summary, state: str) -> list[Tile]:
+def tiles(data: PageData, summary: Summary, state: str, findings: Findings | None = None) -> list[Tile]:
     """Return the tiles, without those that the run has no number for.
 
     Args:
         data: the run.
         summary: its metrics.
         state: of a run without an outcome: running, killed or unfinished.
+        findings: with the field's typical ranges.
     """
+    typical = dict(findings.typical) if findings is not None else {}
     found = [
         _outcome(summary, state),
         _progress(data, summary),
         _ends("Reward", summary, "reward"),
         _ends("Eval reward", summary, "eval"),
         _passed(summary),
-        _waits(summary),
+        _waits(summary, typical),
         _rates(summary),
         _stale(data, summary),
         _discarded(summary),
-        _cost(summary),
+        _cost(summary, typical),
     ]
     return [tile for tile in found if tile is not None]
 
@@ -77,12 +80,17 @@ def _passed(summary: Summary) -> Tile | None:
     return Tile("Train pass@1", percent(summary["rl.pass_at.1"]), note)
 
 
-def _waits(summary: Summary) -> Tile | None:
+def _waits(summary: Summary, typical: Mapping[str, str]) -> Tile | None:
     wait = summary["rl.trainer.wait_fraction"]
     if wait is None:
         return None
     note = f"computes {percent(summary['rl.trainer.compute_fraction'])}, publishes "
-    return Tile("Trainer waits", percent(wait), note + percent(summary["rl.trainer.publish_fraction"]))
+    note += percent(summary["rl.trainer.publish_fraction"]) + _field(typical, "rl.trainer.wait_fraction")
+    return Tile("Trainer waits", percent(wait), note)
+
+
+def _field(typical: Mapping[str, str], metric: str) -> str:
+    return f"; the field: {typical[metric]}" if metric in typical else ""
 
 
 def _rates(summary: Summary) -> Tile | None:
@@ -119,8 +127,12 @@ def _discarded(summary: Summary) -> Tile | None:
     )
 
 
-def _cost(summary: Summary) -> Tile | None:
+def _cost(summary: Summary, typical: Mapping[str, str]) -> Tile | None:
     usd, mtok = summary["rl.cost.usd"], summary["rl.cost.usd_per_mtok"]
     if usd is None:
         return None
-    return Tile("Cost", f"${usd:,.2f}", "" if mtok is None else f"${mtok:,.2f} / Mtok trained")
+    return Tile(
+        "Cost",
+        f"${usd:,.2f}",
+        "" if mtok is None else f"${mtok:,.2f} / Mtok trained" + _field(typical, "rl.cost.usd_per_mtok"),
+    )

@@ -1,0 +1,1 @@
+"""Findings about a run, one file a family; `headway.matching.advise` ranks them."""
