@@ -63,12 +63,14 @@ from headway.core.events import (
     WorkerLost,
 )
 from headway.core.notes import Note
+from headway.matching.control import Controller
 from headway.matching.roles import SimReplica, SimSettings, offer, task_solve_rate
 from headway.matching.simulated_memory import SimMemory
 from headway.matching.simulated_rollouts import SimRollouts
 from headway.queue.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from headway.config.control import ControlSettings
     from headway.queue.settings import SchedulerSettings
 
 
@@ -108,6 +110,7 @@ class SimRun:
     entries: list[SimEntry] = field(default_factory=list[SimEntry])
     checkpoints: list[int] = field(default_factory=list[int])
     trained: dict[int, list[str]] = field(default_factory=dict[int, list[str]])  # step -> rollouts, surviving
+    controller: Controller | None = None
 
     def roll_back(self, step: int) -> None:
         """Forget what the weights of `step` do not contain."""
@@ -183,9 +186,13 @@ class SimulatedDriver:
             return
         now = self.clock.now()
         commands, notes = self.run.scheduler.handle(event, now)
-        self.run.entries.append(SimEntry(len(self.run.entries), now, event, commands, notes))
+        entry = SimEntry(len(self.run.entries), now, event, commands, notes)
+        self.run.entries.append(entry)
         for command in commands:
             self._obey(command)
+        if self.run.controller is not None:
+            for decision in self.run.controller.feed(entry):
+                self.feed(decision)
 
     def _start_workers(self) -> None:
         settings = self.run.scheduler.settings
@@ -382,8 +389,11 @@ class SimulatedDriver:
         self.later(self.sim.score_s, event)
 
 
-def simulate(settings: SchedulerSettings, sim: SimSettings, seed: int) -> SimRun:
-    """Run a whole simulated run and return its journal."""
+def simulate(
+    settings: SchedulerSettings, sim: SimSettings, seed: int, control: ControlSettings | None = None
+) -> SimRun:
+    """Run a whole simulated run, with the controller where it is given, and return its journal."""
     run = SimRun(Scheduler(settings))
+    run.controller = None if control is None else Controller(control, settings)
     SimulatedDriver(run, sim, seed).play()
     return run

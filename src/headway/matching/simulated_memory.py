@@ -24,6 +24,7 @@ class SimMemory:
         self._stage = stage
         self._rollouts = rollouts
         self.num_preemptions = 0
+        self._preempted: dict[str, int] = {}  # by replica
 
     def watch(self) -> None:
         """Begin to measure."""
@@ -47,10 +48,12 @@ class SimMemory:
             len(replica.line),
             min(1.0, used / capacity),
             replica.running / self._stage.sim.token_s,
+            self._preempted.get(replica.name, 0),
         )
         while used > capacity and len(resident) > 1:
             _, youngest = max((self._rollouts.begun(name), name) for name in resident)
             used -= resident.pop(youngest)
             self.num_preemptions += 1
+            self._preempted[replica.name] = self._preempted.get(replica.name, 0) + 1
             self._rollouts.preempt(youngest)
         self._stage.later(0.0, event)
