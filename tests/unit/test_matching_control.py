@@ -97,7 +97,10 @@ def test_one_starved_cycle_after_a_hundred_calm_ones_is_answered_at_once():
     assert run.changes == []
     decided = run.cycle(wait=0.5)
     assert [(d.key, d.value, d.by) for d in decided] == [("queue.depth", 3, "control")]
-    assert decided[0].reason == "the trainer waited 50% of the cycle, engines have room, and depth held production"
+    assert (
+        decided[0].reason
+        == "the trainer waited 50% of the cycle, engines have room, and depth held production"
+    )
 
 
 def test_one_cycle_that_waits_a_little_is_no_reason_yet():
@@ -209,7 +212,9 @@ def test_pruning_is_touched_only_where_the_settings_allow_it():
         run = Run(control)
         for index in range(200):
             run.feed(DeadlinePassed(), commands=[run._start(f"p{index}.0")])
-            run.feed(RolloutEnded(f"p{index}.0", 0, "p", (), 1, 0, 1, 1000 if index % 50 == 0 else 100, False))
+            run.feed(
+                RolloutEnded(f"p{index}.0", 0, "p", (), 1, 0, 1, 1000 if index % 50 == 0 else 100, False)
+            )
         run.cycle(wait=0.5)
         return run.changes
 

@@ -30,7 +30,10 @@ class ControlSettings:
         "you name it.",
     )
     wait_high: float = setting(
-        0.05, "Share of a cycle that the trainer may wait; above it the generator is to make more.", gt=0, lt=1
+        0.05,
+        "Share of a cycle that the trainer may wait; above it the generator is to make more.",
+        gt=0,
+        lt=1,
     )
     wait_low: float = setting(
         0.02, "Share below which a cycle counts as calm: what is more than enough is taken back.", ge=0, lt=1
@@ -51,18 +54,17 @@ class ControlSettings:
     max_rollouts_extra: int = setting(
         0, "oversampling.rollouts_extra at most; 0 takes a quarter of queue.group_size.", ge=0
     )
-    min_running: int = setting(
-        0, "queue.max_running_rollouts at least; 0 takes two groups.", ge=0
-    )
+    min_running: int = setting(0, "queue.max_running_rollouts at least; 0 takes two groups.", ge=0)
     max_running: int = setting(65536, "queue.max_running_rollouts at most.", ge=1)
     kv_high: float = setting(
         0.9, "Share of the KV cache in use above which no more rollouts are let in.", gt=0, le=1
     )
-    preempted: float = setting(
-        0.05, "Preemptions by answers above which fewer rollouts run at once.", gt=0
-    )
+    preempted: float = setting(0.05, "Preemptions by answers above which fewer rollouts run at once.", gt=0)
     prune_quantile: float = setting(
-        0.99, "With the lever pruning: quantile of the rollouts' tokens at which they are pruned.", ge=0.5, lt=1
+        0.99,
+        "With the lever pruning: quantile of the rollouts' tokens at which they are pruned.",
+        ge=0.5,
+        lt=1,
     )
     generator_machines: int = setting(
         0,

@@ -257,7 +257,7 @@ class Controller:
         """Return the rollouts trained a second of the newest cycles, as many as were starved in a row."""
         cycles: list[Cycle] = []
         for cycle in reversed(self._recent):
-            if cycles and cycle.wait <= self.levers.settings.wait_high or len(cycles) == _JUDGED:
+            if (cycles and cycle.wait <= self.levers.settings.wait_high) or len(cycles) == _JUDGED:
                 break
             cycles.append(cycle)
         return _rate(cycles)

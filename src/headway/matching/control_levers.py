@@ -104,7 +104,9 @@ class Levers:
                 return max(0, min(most, room - extra))
             case "groups_extra":
                 most = settings.max_groups_extra or 2 * queue.batch_groups
-                return most if room is None else max(0, min(most, (room - self.now.depth) * queue.batch_groups))
+                return (
+                    most if room is None else max(0, min(most, (room - self.now.depth) * queue.batch_groups))
+                )
             case "rollouts_extra":
                 return settings.max_rollouts_extra or max(1, queue.group_size // 4)
             case "running":
@@ -120,9 +122,7 @@ class Levers:
         queue, extra = self.now.queue, self.now.oversampling
         groups = extra.groups_extra / (queue.batch_groups + extra.groups_extra)
         rollouts = extra.rollouts_extra / (queue.group_size + extra.rollouts_extra)
-        num, other = (
-            (queue.batch_groups, rollouts) if lever == "groups_extra" else (queue.group_size, groups)
-        )
+        num, other = (queue.batch_groups, rollouts) if lever == "groups_extra" else (queue.group_size, groups)
         left = 1.0 - (1.0 - self.settings.max_waste) / (1.0 - other)
         return max(0, math.floor(num * left / (1.0 - left) + 1e-9))
 

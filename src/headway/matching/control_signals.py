@@ -105,7 +105,9 @@ class _Sums:
     answering_s: float = 0.0
     num_turns: int = 0
     num_preemptions: int = 0
-    loads: dict[str, list[float]] = field(default_factory=dict[str, list[float]])  # by replica: measurements, sums of KV, running, in line
+    loads: dict[str, list[float]] = field(
+        default_factory=dict[str, list[float]]
+    )  # by replica: measurements, sums of KV, running, in line
     num_tokens: int = 0
     num_wasted: int = 0
     num_stale: int = 0
