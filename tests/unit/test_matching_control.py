@@ -1,6 +1,7 @@
 """The controller: each rule on hand-made cycles; what it remembers; who may overrule it."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -133,16 +134,13 @@ def test_depth_goes_up_to_the_bound_and_oversampling_follows():
 
 def test_what_does_not_help_is_taken_back_and_tried_again_after_twice_as_long():
     run = Run(ControlSettings(mode="on", levers=("depth",)))
-    at = []
-    for index in range(120):
-        if run.cycle(wait=0.4):
-            at.append(index)
+    at = [index for index in range(120) if run.cycle(wait=0.4)]
     assert {value for _, value in run.changes} == {3, 2}
     assert [value for _, value in run.changes[:4]] == [3, 2, 3, 2]
     pauses = [up - down for down, up in zip(at[1::2], at[2::2], strict=False)]
     assert pauses == sorted(pauses)
     assert pauses[0] >= 7
-    assert all(later >= 2 * earlier - 2 for earlier, later in zip(pauses, pauses[1:], strict=False))
+    assert all(later >= 2 * earlier - 2 for earlier, later in pairwise(pauses))
 
 
 def test_a_slow_member_asks_for_one_more_in_each_group():

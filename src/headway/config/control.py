@@ -1,4 +1,4 @@
-"""Settings of the controller that keeps production and consumption matched; the rule is in matching/control."""
+"""Settings of the controller that keeps production and consumption matched; see matching/control."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ControlSettings:
     min_gain: float = setting(
         0.02,
         "What a change that throws work away or makes samples older must add to the rollouts trained a "
-        "second, as a share; otherwise it is taken back and tried again later, each time after twice as long.",
+        "second, as a share; otherwise it is taken back, and tried again after twice as long each time.",
         ge=0,
     )
     max_waste: float = setting(

@@ -1,7 +1,7 @@
 """Which settings take effect while a run goes on.
 
-Those that the scheduler alone reads do, and the controller's; pruning.max_tokens is sent to those who watch for it.
-Of the others each process has its copy, from when it started.
+Those that the scheduler and the controller read do; pruning.max_tokens is sent to whoever watches for it. Of
+the others each process has its copy, from when it started.
 """
 
 from __future__ import annotations

@@ -7,11 +7,10 @@ from the generator that it is given. `headway.matching.spec` says which settings
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
 
 
 class EngineModel(Protocol):
@@ -19,7 +18,7 @@ class EngineModel(Protocol):
 
     A replica decodes in iterations: each gives every running request one token (`tokens_per_iteration` with
     speculative decoding). Prefill takes the whole replica, first come first served, and decoding stands still
-    meanwhile, unless `separate_prefill`: then a prefill part of the machine has a line of its own.
+    meanwhile, unless `separate_prefill`: then `prefill_lines` parts of the machine do nothing else.
     """
 
     @property
@@ -35,6 +34,11 @@ class EngineModel(Protocol):
     @property
     def separate_prefill(self) -> bool:
         """Whether prefill runs on machines of its own."""
+        ...
+
+    @property
+    def prefill_lines(self) -> int:
+        """Prefills at once with `separate_prefill`, each at the speed of `prefill_s`; 0 for any number."""
         ...
 
     @property
@@ -88,8 +92,7 @@ class TrainerModel(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class TurnPlan:
+class TurnPlan(NamedTuple):
     """One turn that a rollout is going to take."""
 
     answer_tokens: int  # sampled
@@ -107,9 +110,10 @@ class RolloutPlan:
     truncated: bool  # the last answer is cut by the limit on tokens or on turns
     solved: bool
     score_s: float  # of its reward
-    sandbox_start_s: float | None  # None for no sandbox
-    sandbox_fails: bool = False  # its start ends as an infrastructure failure
-    hangs: bool = False
+    uses_sandbox: bool = False  # asked for at the first tool call
+    sandbox_start_s: float | None = None  # of its start as it was recorded, in place of the fleet's
+    fails_after: int | None = None  # turns after which the attempt ends as a failure
+    failure: Literal["infrastructure", "environment"] = "infrastructure"  # whose
 
     @property
     def num_answer_tokens(self) -> int:
@@ -131,7 +135,7 @@ class Workload(Protocol):
         """Draw what an attempt at a task does that starts after `step` optimizer steps.
 
         Args:
-            rng: the simulation's only source of chance.
+            rng: a stream of this attempt's own, seeded by it: it does the same whatever else is simulated.
             task_id: as `roles.offer` names tasks; the same task has the same solve rate each time.
             rollout: its id, by which a recorded workload finds what really happened.
             attempt: its number.
@@ -148,12 +152,27 @@ class Workload(Protocol):
 class FleetModel(Protocol):
     """How sandboxes start: what a provider's limits do to a burst."""
 
-    def ready_at_s(self, rng: random.Random, wanted_s: float, starting: Sequence[float]) -> float | None:
-        """Return when a sandbox that is created at `wanted_s` is ready; None when its start fails in the end.
+    def begin(self) -> Fleet:
+        """Return a provider that has started nothing yet: one for each simulation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxStart:
+    """How the start of one sandbox ends."""
+
+    at_s: float  # when it is ready, or given up
+    fails: bool = False  # as an infrastructure failure, its retries included
+
+
+class Fleet(Protocol):
+    """A provider in use."""
+
+    def start(self, rng: random.Random, now_s: float) -> SandboxStart:
+        """Create a sandbox now; calls come in the order of time, and each stands in line behind those before.
 
         Args:
-            rng: the simulation's only source of chance.
-            wanted_s: now, seconds.
-            starting: when those that are starting now will be ready.
+            rng: where chance comes from.
+            now_s: of the creation, seconds.
         """
         ...

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from headway.config.control import ControlSettings, Lever
     from headway.queue.settings import SchedulerSettings
 
+_REMEMBERED = 12  # newest cycles
 _JUDGED = 3  # cycles that are compared, before and after
 _HOLD, _MOST_HOLD = 8, 1024  # cycles that a useless change is not tried again for, first and at most
 _WORSE = 0.2  # share of waiting beyond that of the refusal, at which it is tried all the same
@@ -74,7 +75,7 @@ class Controller:
         self.levers = Levers(settings, scheduler)
         queue = scheduler.queue
         self._signals = Signals(max(1, round(queue.batch_groups * queue.batch_wait_share)))
-        self._recent: deque[Cycle] = deque(maxlen=12)
+        self._recent: deque[Cycle] = deque(maxlen=_REMEMBERED)
         self._holds: dict[tuple[Lever, bool], _Hold] = {}
         self._last_up: dict[Lever, bool] = {}  # direction of the last turn
         self._proposed: dict[str, Turn] = {}  # by key, until the journal has the event
@@ -265,7 +266,7 @@ class Controller:
     def _say_move(self, cycle: Cycle) -> list[Noticed]:
         """Say when machines should move between the two sides, where they share a pool."""
         settings = self.levers.settings
-        if not settings.generator_machines or not cycle.ended or len(self._recent) < self._recent.maxlen:
+        if not settings.generator_machines or not cycle.ended or len(self._recent) < _REMEMBERED:
             return []
         advice = advise_move(
             list(self._recent), settings.generator_machines, settings.trainer_machines,

@@ -1,4 +1,4 @@
-"""What the controller may turn: present values, bounds, and what a person has taken out of its hands. Pure."""
+"""What the controller may turn: present values, bounds, and what a person has taken from it. Pure."""
 
 from __future__ import annotations
 

@@ -12,10 +12,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headway.config.control import Lever
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headway.config.control import Lever
     from headway.matching.control_levers import Levers
     from headway.matching.control_signals import Cycle, Signals
 
@@ -159,7 +160,10 @@ def _prune(waited: str, levers: Levers, signals: Signals) -> Iterator[Turn]:
     value = lengths[min(len(lengths) - 1, math.ceil(quantile * len(lengths)) - 1)]
     median = lengths[len(lengths) // 2]
     if value >= _TAIL * max(1, median):
-        why = f"{waited}; {1 - quantile:.2%} of the rollouts sample {value / max(1, median):.1f} times the median"
+        why = (
+            f"{waited}; {1 - quantile:.2%} of the rollouts are {value / max(1, median):.1f} times as long as "
+        )
+        why += "the median"
         yield Turn("pruning", value, why, levers.settings.min_gain)
 
 

@@ -105,9 +105,8 @@ class _Sums:
     answering_s: float = 0.0
     num_turns: int = 0
     num_preemptions: int = 0
-    loads: dict[str, list[float]] = field(
-        default_factory=dict[str, list[float]]
-    )  # by replica: measurements, sums of KV, running, in line
+    # by replica: measurements, and sums of KV, running, in line
+    loads: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     num_tokens: int = 0
     num_wasted: int = 0
     num_stale: int = 0
@@ -192,7 +191,7 @@ class Signals:
                 self.odd = True
         for note in entry.notes:
             if type(note) is notes.BatchReleased:
-                cycle = self._released(cast("notes.BatchReleased", note))
+                cycle = self._released(note)
         return cycle
 
     def waiting(self) -> Cycle | None:

@@ -1,8 +1,9 @@
 """The simulated driver: the real scheduler on a virtual clock.
 
-It consumes the scheduler's commands, models what answers them (`roles`), and feeds the answers back from a
+It consumes the scheduler's commands, lets models answer them (`contracts`), and feeds the answers back from a
 heap of timed events. Nothing waits: when the heap is empty before Finish, the run hangs, and that is an
-error which names the open waits. Same seed, same simulation, to the byte.
+error which names the open waits. Same seed, same simulation, to the byte. Each attempt draws from a stream of
+its own, so that simulations with the same seed and other settings compare like with like.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headway.core.clock import VirtualClock
 from headway.core.codec import dumps
@@ -38,14 +39,11 @@ from headway.core.commands import (
 )
 from headway.core.errors import DeadlineError
 from headway.core.events import (
-    CheckpointDone,
     DeadlinePassed,
     Event,
     GroupSignal,
-    PartEnded,
     ReplicaJoined,
     ReplicaLost,
-    RolledBack,
     RolloutEnded,
     RolloutFailed,
     RunResumed,
@@ -54,25 +52,28 @@ from headway.core.events import (
     SandboxReleased,
     Scored,
     ScoreFailed,
-    StepEnded,
     ToolEnded,
     TurnEnded,
     VersionApplied,
-    VersionPublished,
     WorkerJoined,
     WorkerLost,
 )
-from headway.core.notes import Note
+from headway.core.notes import Note, RolloutSettled
 from headway.matching.control import Controller
-from headway.matching.roles import SimReplica, SimSettings, offer, task_solve_rate
+from headway.matching.engine_replica import Replica
+from headway.matching.plain_models import plain_models
+from headway.matching.roles import SimModels, SimSettings, offer
 from headway.matching.simulated_memory import SimMemory
 from headway.matching.simulated_rollouts import SimRollouts
+from headway.matching.simulated_trainer import SimTrainer
 from headway.queue.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from headway.config.control import ControlSettings
     from headway.queue.settings import SchedulerSettings
 
+Sink = Callable[[int, float, Event, "list[Command]", "list[Note]"], None]
+"""Takes what one journal line holds: number, time, event, commands, notes."""
 
 MAY_BE_LOST = (
     TurnEnded,
@@ -104,9 +105,14 @@ class SimEntry:
 
 @dataclass(slots=True)
 class SimRun:
-    """What outlives a driver: the scheduler, the journal, and the checkpoints."""
+    """What outlives a driver: the scheduler, the journal, and the checkpoints.
+
+    With `keeps` false neither journal nor trained rollouts are kept, and memory does not grow with the run.
+    """
 
     scheduler: Scheduler
+    keeps: bool = True
+    num_events: int = 0
     entries: list[SimEntry] = field(default_factory=list[SimEntry])
     checkpoints: list[int] = field(default_factory=list[int])
     trained: dict[int, list[str]] = field(default_factory=dict[int, list[str]])  # step -> rollouts, surviving
@@ -119,31 +125,52 @@ class SimRun:
 
 
 class SimulatedDriver:
-    """One life of a simulated run."""
+    """One life of a simulated run.
+
+    Attributes:
+        run: what outlives it.
+        models: what the run is made of.
+        sim: the settings that they were made from, or what goes wrong.
+        sink: takes each journal line as it is made.
+        finish: the scheduler's last command, None before.
+    """
 
     def __init__(
-        self, run: SimRun, sim: SimSettings, seed: int, *, lineage: int = 0, start_s: float = 0.0
+        self,
+        run: SimRun,
+        sim: SimSettings | SimModels,
+        seed: int,
+        *,
+        lineage: int = 0,
+        start_s: float = 0.0,
+        sink: Sink | None = None,
     ) -> None:
         self.run = run
-        self.sim = sim
+        self.models = plain_models(sim) if isinstance(sim, SimSettings) else sim
+        self.faults = self.models.faults
+        self.sim: Any = self.faults
+        self.fleet = self.models.fleet.begin()
+        self.sink = sink
         self.rng = random.Random(seed)
         self.clock = VirtualClock()
         self.clock.advance_to(start_s)
         self.lineage = lineage
         self.finish: Finish | None = None
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._seed = seed
+        self._stream = random.Random(0)
+        self._messages_fail = self.faults.messages_fail
+        self._heap: list[tuple[float, int, Callable[..., None], Any]] = []
         self._count = 0
         self.rollouts = SimRollouts(self)
         self.memory = SimMemory(self, self.rollouts)
-        self._trainer_life = 0
-        self._trainer_free_s = 0.0  # when it is done with the parts that it has
-        self._gathered_s = 0.0  # computing of the parts of the step that it has begun
+        self.trainer = SimTrainer(self, run, self.rollouts)
         self._wake_at_s: float | None = None
+        self._obeys = self._answers()
 
     # --- the loop
 
     def play(self, *, max_events: int = 200_000, stop_after: int | None = None) -> Finish | None:
-        """Run to Finish; or to `stop_after` events, as if the process was killed there."""
+        """Run to Finish; or to `stop_after` actions, as if the process was killed there."""
         if self.lineage:
             step = self.run.checkpoints[-1] if self.run.checkpoints else 0
             self.run.roll_back(step)
@@ -151,193 +178,201 @@ class SimulatedDriver:
         else:
             self.feed(RunStarted())
         self._start_workers()
+        heap, clock, pop = self._heap, self.clock, heapq.heappop
         for count in range(max_events):
             if self.finish is not None or count == stop_after:
                 return self.finish
-            if not self._heap:
+            if not heap:
                 raise DeadlineError(f"the simulation hangs; open waits: {self.run.scheduler.state.deadlines}")
-            at, _, action = heapq.heappop(self._heap)
-            self.clock.advance_to(at)
-            action()
+            at, _, action, argument = pop(heap)
+            clock.advance_to(at)
+            if argument is None:
+                action()
+            else:
+                action(argument)
         raise DeadlineError(f"no Finish after {max_events} events")
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps applied."""
+        return self.run.scheduler.state.step
+
+    def stream(self, seed: int, attempt: int) -> random.Random:
+        """Return an attempt's own source of chance, good until the next one is asked for."""
+        self._stream.seed(((self._seed << 32) | seed) * 1024 + attempt)
+        return self._stream
+
+    def tell(self, event: Event) -> None:
+        """Let `event` happen now, unless something goes wrong with it; only from an action of the heap."""
+        if self._messages_fail:
+            self.later(0.0, event)
+        else:
+            self.feed(event)
 
     def later(self, delay_s: float, event: Event) -> None:
         """Let `event` happen `delay_s` seconds from now, perhaps much later, perhaps twice, perhaps never."""
-        if isinstance(event, MAY_BE_LOST) and self.happens(self.sim.p_message_lost):
-            return
-        if self.happens(self.sim.p_message_late):
-            delay_s += self.rng.random() * self.sim.late_s
-        self.at(delay_s, lambda: self.feed(event))
-        if self.happens(self.sim.p_repeated):
-            self.at(delay_s + self.rng.random(), lambda: self.feed(event))
+        if self._messages_fail:
+            faults = self.faults
+            if isinstance(event, MAY_BE_LOST) and self.happens(faults.p_message_lost):
+                return
+            if self.happens(faults.p_message_late):
+                delay_s += self.rng.random() * faults.late_s
+            if self.happens(faults.p_repeated):
+                self.at(delay_s + self.rng.random(), self.feed, event)
+        self.at(delay_s, self.feed, event)
 
     def happens(self, probability: float) -> bool:
         """Draw whether a fault happens; one that never does costs no draw."""
         return bool(probability) and self.rng.random() < probability
 
-    def at(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something `delay_s` seconds from now."""
+    def at(self, delay_s: float, action: Callable[..., None], argument: Any = None) -> None:
+        """Do something `delay_s` seconds from now: `action(argument)`, or `action()` without one."""
         self._count += 1
-        heapq.heappush(self._heap, (self.clock.now() + delay_s, self._count, action))
+        heapq.heappush(self._heap, (self.clock.now() + delay_s, self._count, action, argument))
 
     def feed(self, event: Event) -> None:
         """Let an event happen now and carry out what follows from it."""
         if self.finish is not None:
             return
-        now = self.clock.now()
-        commands, notes = self.run.scheduler.handle(event, now)
-        entry = SimEntry(len(self.run.entries), now, event, commands, notes)
-        self.run.entries.append(entry)
+        run, now = self.run, self.clock.now()
+        commands, notes = run.scheduler.handle(event, now)
+        if run.keeps:
+            run.entries.append(SimEntry(run.num_events, now, event, commands, notes))
+        if self.sink is not None:
+            self.sink(run.num_events, now, event, commands, notes)
+        run.num_events += 1
+        for note in notes:
+            if type(note) is RolloutSettled:
+                self.rollouts.settled(note.rollout)
         for command in commands:
             self._obey(command)
-        if self.run.controller is not None:
-            for decision in self.run.controller.feed(entry):
+        if run.controller is not None:
+            entry = SimEntry(run.num_events - 1, now, event, commands, notes)
+            for decision in run.controller.feed(entry):
                 self.feed(decision)
 
     def _start_workers(self) -> None:
-        settings = self.run.scheduler.settings
+        settings, start_s = self.run.scheduler.settings, self.faults.start_s
         if not settings.eval.only:
-            self.later(self.sim.start_s, WorkerJoined("trainer", "trainer"))
+            self.later(start_s, WorkerJoined("trainer", "trainer"))
         for index in range(settings.num_environment_workers):
-            self.later(self.sim.start_s, WorkerJoined("environment", f"e{index}"))
-            self.at(self.sim.start_s, lambda index=index: self._let_worker_die(index))
+            self.later(start_s, WorkerJoined("environment", f"e{index}"))
+            self.at(start_s, lambda index=index: self._let_worker_die(index))
         for index in range(settings.num_replicas):
-            name = f"g{index}"
-            replica = SimReplica(name, self.sim.max_running, [(0.0, self.lineage, 0)])
-            self.rollouts.replicas[name] = replica
-            self.later(self.sim.start_s, ReplicaJoined(name, 0, self.lineage, 0, self.sim.max_running))
-            self.at(self.sim.start_s, lambda replica=replica: self._let_die(replica))
-        self.at(self.sim.start_s, self.memory.watch)
+            replica = self._new_replica(f"g{index}", 0)
+            joined = ReplicaJoined(replica.name, 0, self.lineage, 0, self.models.engine.max_running)
+            self.later(start_s, joined)
+            self.at(start_s, lambda replica=replica: self._let_die(replica))
+        self.at(start_s, self.memory.watch)
+
+    def _new_replica(self, name: str, epoch: int) -> Replica:
+        version = (self.lineage, 0)
+        replica = Replica(name, self.models.engine, self, self.rollouts.turn_ended, version, epoch)
+        self.rollouts.replicas[name] = replica
+        return replica
 
     # --- commands
 
+    def _answers(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            RequestTask: lambda command: self.later(0.0, offer(command, self.models.num_tasks)),
+            StartRollout: self.rollouts.start,
+            Park: self.rollouts.park,
+            Resume: self.rollouts.resume,
+            GrantSandbox: self.rollouts.grant,
+            ReleaseSandbox: self.rollouts.release,
+            Cancel: self.rollouts.cancel,
+            Signal: self._signal,
+            TrainPart: self.trainer.train_part,
+            Train: self.trainer.train,
+            Publish: self.trainer.publish,
+            ApplyVersion: self._apply_version,
+            Checkpoint: self.trainer.checkpoint,
+            Rollback: self.trainer.roll_back,
+            RestartWorker: self._restart,
+            WakeAt: self._wake,
+        }
+
     def _obey(self, command: Command) -> None:
-        sim = self.sim
-        match command:
-            case RequestTask():
-                self.later(0.0, offer(command, sim))
-            case StartRollout():
-                self.rollouts.start(command)
-            case Park():
-                self.rollouts.park(command)
-            case Resume():
-                self.rollouts.resume(command)
-            case GrantSandbox():
-                self.rollouts.grant(command)
-            case ReleaseSandbox():
-                self.later(0.0, SandboxReleased(command.rollout, command.attempt, command.sandbox))
-            case Cancel():
-                self.rollouts.cancel(command)
-            case Score():
-                self._score(command)
-            case Signal():
-                mean = sum(reward for _, reward in command.rewards) / len(command.rewards)
-                signal = tuple((name, reward - mean) for name, reward in command.rewards)
-                keep = not sim.p_verdict_drops or self.rng.random() >= sim.p_verdict_drops
-                self.later(0.0, GroupSignal(command.group, signal, keep, "" if keep else "simulated"))
-            case TrainPart():
-                self._train_part(command)
-            case Train():
-                self._train(command)
-            case Publish():
-                event = VersionPublished(
-                    command.lineage, command.number, sim.publish_s, f"v{command.number}", 1
-                )
-                self._trainer_later(sim.publish_s, event)
-            case ApplyVersion():
-                for name in command.replicas:
-                    epoch = self.rollouts.replicas[name].epoch
-                    slower = sim.stall_factor if self.happens(sim.p_weights_late) else 1.0
-                    self.at(
-                        slower * sim.apply_s, lambda name=name, epoch=epoch: self._apply(name, epoch, command)
-                    )
-            case Checkpoint():
-                life = self._trainer_life
-                self.at(sim.save_s, lambda: self._saved(command.step, life))
-            case Rollback():
-                self.run.roll_back(command.step)
-                self._gathered_s = 0.0
-                self._trainer_later(sim.save_s, RolledBack(command.lineage, command.step))
-            case RestartWorker():
-                self._restart(command)
-            case WakeAt():
-                self._wake(command.at_s)
-            case Finish():
-                self.finish = command
-            case _:
-                raise TypeError(f"the simulation cannot {type(command).__name__}")
+        if isinstance(command, Score):
+            self._score(command)
+        elif isinstance(command, Finish):
+            self.finish = command
+        else:
+            self._obeys[type(command)](command)
 
-    # --- the trainer
+    def _signal(self, command: Signal) -> None:
+        mean = sum(reward for _, reward in command.rewards) / len(command.rewards)
+        signal = tuple((name, reward - mean) for name, reward in command.rewards)
+        keep = not self.happens(self.faults.p_verdict_drops)
+        self.later(0.0, GroupSignal(command.group, signal, keep, "" if keep else "simulated"))
 
-    def _train(self, command: Train) -> None:
-        """Take a step: the part of `train_s` that the rows take which were not handed over before."""
-        if self.rng.random() < self.sim.p_trainer_dies:
-            self._trainer_dies()
+    def _score(self, command: Score) -> None:
+        faults = self.faults
+        if self.happens(faults.p_score_hangs):
             return
-        life, gathered_s = self._trainer_life, self._gathered_s
-        compute_s = self.sim.train_s * (1.0 - command.num_gathered / len(command.rows))
-        self._gathered_s = 0.0
+        rollout, attempt, tries = command.rollout, command.attempt, command.tries
+        known = self.rollouts.known.get(rollout)
+        if known is not None and known.attempt == attempt:
+            plan = known.plan
+        else:  # it ended in an earlier life
+            plan = self.rollouts.plan(command.task_id, rollout, attempt, 0, "train")
+        if self.happens(faults.p_score_fails):
+            event: Event = ScoreFailed(rollout, attempt, tries, "timeout", "simulated")
+        else:
+            reward = self.models.workload.reward(self.rng, plan)
+            event = Scored(rollout, attempt, tries, reward, (), plan.score_s, 0.0)
+        self.later(plan.score_s, event)
 
-        def end() -> None:
-            if life == self._trainer_life:
-                self.run.trained[command.step] = [row.rollout for row in command.rows]
-                took_s = gathered_s + compute_s
-                self.feed(StepEnded(command.batch, command.step, took_s, 1, 1, gathered_s=gathered_s))
+    def _wake(self, command: WakeAt) -> None:
+        self._wake_at_s = command.at_s
+        self.at(max(0.0, command.at_s - self.clock.now()), self._wakes, command.at_s)
 
-        slower = self.sim.stall_factor if self.happens(self.sim.p_trainer_stalls) else 1.0
-        self.at(max(0.0, self._trainer_free_s - self.clock.now()) + slower * compute_s, end)
+    def _wakes(self, at_s: float) -> None:
+        if self._wake_at_s == at_s:
+            self.feed(DeadlinePassed())
 
-    def _train_part(self, command: TrainPart) -> None:
-        """Compute a part of a step: its rows' part of `train_s`, which is a whole batch's."""
-        if self.happens(self.sim.p_trainer_dies):
-            self._trainer_dies()
-            return
-        batch_size = self.run.scheduler.settings.queue.batch_size
-        compute_s = self.sim.train_s * len(command.rows) / max(batch_size, len(command.rows))
-        self._gathered_s += compute_s
-        self._trainer_free_s = self.clock.now() + compute_s
-        self._trainer_later(compute_s, PartEnded(command.batch, command.part, compute_s, 1))
+    # --- versions
 
-    def _trainer_dies(self) -> None:
-        self._trainer_life += 1
-        self._gathered_s = 0.0
-        self.later(self.sim.train_s / 2, WorkerLost("trainer", "trainer", "simulated"))
+    def _apply_version(self, command: ApplyVersion) -> None:
+        apply_s = self.models.trainer.apply_s
+        for name in command.replicas:
+            replica = self.rollouts.replicas[name]
+            slower = self.faults.stall_factor if self.happens(self.faults.p_weights_late) else 1.0
+            replica.stand()
+            self.at(slower * apply_s, self._applied, (replica, command))
 
-    def _trainer_later(self, delay_s: float, event: Event) -> None:
-        """An answer of the trainer that it gives only if it lives until then."""
-        life = self._trainer_life
-        self.at(delay_s, lambda: self.later(0.0, event) if life == self._trainer_life else None)
-
-    def _saved(self, step: int, life: int) -> None:
-        if life == self._trainer_life:
-            self.run.checkpoints.append(step)
-            self.feed(CheckpointDone(step, f"step-{step}", self.sim.save_s))
+    def _applied(self, what: tuple[Replica, ApplyVersion]) -> None:
+        replica, command = what
+        if not replica.dead:
+            replica.take_up(command.lineage, command.number, recompute=command.kv == "recompute")
+            apply_s = self.models.trainer.apply_s
+            self.feed(VersionApplied(replica.name, replica.epoch, command.lineage, command.number, apply_s))
 
     # --- workers
 
     def _restart(self, command: RestartWorker) -> None:
+        start_s = self.faults.start_s
         if command.role == "trainer":
-            self._trainer_life += 1
-            self.later(self.sim.start_s, WorkerJoined("trainer", command.worker))
+            self.trainer.end_life()
+            self.later(start_s, WorkerJoined("trainer", command.worker))
             return
         if command.role == "environment":
-            self.later(self.sim.start_s, WorkerJoined("environment", command.worker))
-            self.at(self.sim.start_s, lambda: self._let_worker_die(int(command.worker[1:])))
+            self.later(start_s, WorkerJoined("environment", command.worker))
+            self.at(start_s, lambda: self._let_worker_die(int(command.worker[1:])))
             return
 
         def join() -> None:
-            replica = SimReplica(
-                command.worker, self.sim.max_running, [(self.clock.now(), self.lineage, 0)], command.epoch
-            )
-            self.rollouts.replicas[command.worker] = replica
-            self.feed(ReplicaJoined(command.worker, command.epoch, self.lineage, 0, self.sim.max_running))
-            self.at(self.sim.start_s, lambda replica=replica: self._let_die(replica))
+            replica = self._new_replica(command.worker, command.epoch)
+            slots = self.models.engine.max_running
+            self.feed(ReplicaJoined(command.worker, command.epoch, self.lineage, 0, slots))
+            self.at(start_s, lambda: self._let_die(replica))
 
-        self.at(self.sim.start_s, join)
+        self.at(start_s, join)
 
     def _let_worker_die(self, index: int) -> None:
-        if self.sim.environment_dies_every_s:
-            after_s = self.rng.expovariate(1.0 / self.sim.environment_dies_every_s)
+        if self.faults.environment_dies_every_s:
+            after_s = self.rng.expovariate(1.0 / self.faults.environment_dies_every_s)
             self.at(after_s, lambda: self._worker_dies(index))
 
     def _worker_dies(self, index: int) -> None:
@@ -345,48 +380,16 @@ class SimulatedDriver:
         self.feed(WorkerLost("environment", f"e{index}", "simulated"))
         self.rollouts.worker_died(index, self.run.scheduler.settings.num_environment_workers)
 
-    def _let_die(self, replica: SimReplica) -> None:
-        if self.sim.generator_dies_every_s:
-            after_s = self.rng.expovariate(1.0 / self.sim.generator_dies_every_s)
+    def _let_die(self, replica: Replica) -> None:
+        if self.faults.generator_dies_every_s:
+            after_s = self.rng.expovariate(1.0 / self.faults.generator_dies_every_s)
             self.at(after_s, lambda: self._die(replica))
 
-    def _die(self, replica: SimReplica) -> None:
+    def _die(self, replica: Replica) -> None:
         if not replica.dead:
             replica.dead = True
             self.later(0.0, ReplicaLost(replica.name, replica.epoch, "simulated"))
             self.rollouts.replica_died(replica)
-
-    def _apply(self, name: str, epoch: int, command: ApplyVersion) -> None:
-        replica = self.rollouts.replicas[name]
-        if replica.epoch == epoch and not replica.dead:
-            replica.versions.append((self.clock.now(), command.lineage, command.number))
-            self.feed(VersionApplied(name, epoch, command.lineage, command.number, self.sim.apply_s))
-
-    def _wake(self, at_s: float) -> None:
-        self._wake_at_s = at_s
-
-        def wake() -> None:
-            if self._wake_at_s == at_s:
-                self.feed(DeadlinePassed())
-
-        self.at(max(0.0, at_s - self.clock.now()), wake)
-
-    # --- verifiers
-
-    def _score(self, command: Score) -> None:
-        if self.happens(self.sim.p_score_hangs):
-            return
-        if self.rng.random() < self.sim.p_score_fails:
-            event: Event = ScoreFailed(
-                command.rollout, command.attempt, command.tries, "timeout", "simulated"
-            )
-        else:
-            step = self.run.scheduler.state.step
-            solved = self.rng.random() < task_solve_rate(command.task_id, self.sim, step)
-            event = Scored(
-                command.rollout, command.attempt, command.tries, float(solved), (), self.sim.score_s, 0.0
-            )
-        self.later(self.sim.score_s, event)
 
 
 def simulate(

@@ -121,9 +121,7 @@ class Control:
             for key in kept:
                 if key in LEVERS and key not in dict(changes):
                     self._emit(SettingChanged(key, to_plain(value_of(config, key)), checked=True))
-                    lines.append(
-                        f"{key} stays {in_words(config, key)}, and control leaves it alone from now on"
-                    )
+                    lines.append(f"{key} stays {in_words(config, key)}; control leaves it alone from now on")
         self._changes += changes
         return lines or ["nothing changes: the settings have these values already"]
 
