@@ -26,6 +26,7 @@ from pathlib import Path
 from keep import keep
 
 from headway.config.load import load_config
+from headway.config.scheduler import scheduler_settings
 from headway.core.codec import to_plain
 from headway.matching.memory import estimate_memory
 from headway.matching.roles import SimSettings
@@ -34,7 +35,6 @@ from headway.models.checkpoint import resolve
 from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.runtime.life import calm_collector
-from headway.runtime.train import scheduler_settings
 from headway.telemetry.header import new_header
 from headway.telemetry.journal import read_journal
 from headway.telemetry.journal_writer import JournalWriter

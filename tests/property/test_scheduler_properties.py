@@ -8,9 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.core.commands import Finish, Train
+from headway.core.events import Event
 from headway.core.notes import BatchReleased, EvalEnded
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import simulate
+from headway.queue.context import Context
 from headway.queue.index import Index
 from headway.queue.partial import PartialSettings
 from headway.queue.recovery import RecoverySettings
@@ -191,6 +193,25 @@ def test_the_index_is_what_the_state_says(queue: SchedulerSettings, sim: SimSett
     for entry in run.entries:
         scheduler.handle(entry.event, entry.t)
         assert looked_up(scheduler.index) == looked_up(Index(scheduler.state))
+
+
+class Thorough(Scheduler):
+    """Runs all rules after every event."""
+
+    def _is_calm(self, ctx: Context, event: Event) -> bool:
+        return False
+
+
+@LOOSE
+@given(scheduler_settings, sim_settings, st.integers(0, 2**32))
+def test_rules_that_are_left_out_would_have_done_nothing(
+    queue: SchedulerSettings, sim: SimSettings, seed: int
+) -> None:
+    run = simulate(queue, sim, seed)
+    thorough = Thorough(queue)
+    for entry in run.entries:
+        assert thorough.handle(entry.event, entry.t) == (entry.commands, entry.notes)
+    assert thorough.snapshot() == run.scheduler.snapshot()
 
 
 def looked_up(index: Index) -> dict[str, object]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from headway.config.load import load_config
+from headway.config.scheduler import scheduler_settings
 from headway.core.codec import to_plain
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import SimRun, SimulatedDriver
 from headway.queue.scheduler import Scheduler
-from headway.runtime.train import scheduler_settings
 from headway.telemetry.header import new_header
 from headway.telemetry.journal_writer import JournalWriter
 

@@ -30,7 +30,7 @@ SIM = SimSettings(
     tokens_mean=200,
     max_answer_tokens=2000,
     token_s=0.05,
-    prefill_token_s=0.003,
+    prefill_token_s=0.012,
     kv_tokens=48_000,
     train_s=1.0,
     uses_sandbox=False,
@@ -64,7 +64,7 @@ def test_the_kv_cache_stays_in_its_band_without_preemption_storms() -> None:
     adaptive, calm = play(ADAPTIVE)
     used = [event.kv_used_fraction for event in steady(adaptive, ReplicaChanged)]
     assert 0.65 < sum(used) / len(used) < 0.85
-    assert storm.memory.num_preemptions > 200
+    assert storm.memory.num_preemptions > 100
     assert calm.memory.num_preemptions <= 2
     # a cache that is never full does less at once, and what it does is done in half the time and fresher
     assert len(steady(adaptive, RolloutEnded)) > 0.75 * len(steady(fixed, RolloutEnded))

@@ -108,7 +108,8 @@ def test_versions_are_applied_while_requests_run() -> None:
 
 def test_the_version_that_a_slow_replica_takes_up_is_not_pruned_under_it() -> None:
     settings = replace(queue(bound=8), stop=StopSettings(steps=30))
-    run = simulate(settings, SimSettings(train_s=0.1, publish_s=0.05, apply_s=30.0, solve_rate=0.6), 1)
+    sim = SimSettings(train_s=0.1, publish_s=0.05, apply_s=1.2, p_weights_late=1.0, solve_rate=0.6)
+    run = simulate(settings, sim, 1)
     asked, newer, most = False, 0, 0
     for entry in run.entries:
         if isinstance(entry.event, VersionApplied):
@@ -261,7 +262,7 @@ def test_after_a_resume_submissions_stay_within_the_bound() -> None:
 
 def test_groups_in_flight_at_a_kill_start_again_from_the_checkpoints_weights() -> None:
     run = SimRun(Scheduler(BASE))
-    SimulatedDriver(run, SimSettings(train_s=10.0), 1).play(stop_after=1700)
+    SimulatedDriver(run, SimSettings(train_s=10.0), 1).play(stop_after=1000)
     before, saved = len(run.entries), run.checkpoints[-1]
     assert saved > 0
     SimulatedDriver(run, SimSettings(train_s=10.0), 2, lineage=1, start_s=run.entries[-1].t).play()
@@ -311,7 +312,7 @@ def test_groups_in_flight_at_an_interruption_are_whole_after_the_resume(stop_at_
 def test_steps_that_a_checkpoint_contains_are_not_trained_again() -> None:
     run = SimRun(Scheduler(BASE))
     driver = SimulatedDriver(run, SimSettings(), 1)
-    driver.play(stop_after=1700)
+    driver.play(stop_after=1000)
     saved = run.checkpoints[-1]
     assert saved < 6
     before = {step: rows for step, rows in run.trained.items() if step <= saved}

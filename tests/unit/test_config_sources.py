@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from headway.config.load import load_config
+from headway.config.scheduler import scheduler_settings
 from headway.config.show import write_config
 from headway.core.commands import RequestTask
 from headway.core.errors import ConfigError, EnvironmentSetupError
 from headway.core.events import TaskOffered
 from headway.runtime.environment_worker import build_all, check_levels
 from headway.runtime.tasks import make, offer
-from headway.runtime.train import scheduler_settings
 
 TEXT = """
 [model]

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from headway.config.load import load_config
+from headway.config.scheduler import scheduler_settings
 from headway.core.codec import to_plain
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import SimRun, SimulatedDriver
 from headway.queue.scheduler import Scheduler
-from headway.runtime.train import scheduler_settings
 from headway.telemetry.header import new_header
 from headway.telemetry.live_frame import frame, plain
 from headway.telemetry.live_state import LiveState

@@ -28,7 +28,7 @@ def build(
     settings can still be checked where they do not involve it.
     """
     sections = sections_of(schema)
-    names = {section: list(keys_of(settings)) for section, settings in sections.items()}
+    names = _names(sections)
     for name, value in source.values.items():
         if name not in sections:
             problems.append(_unknown_section(name, value, names, source))
@@ -63,6 +63,17 @@ def build(
     return schema(**built), refused
 
 
+def _names(sections: Mapping[str, type]) -> dict[str, list[str]]:
+    """Return the keys of every section, and of the sections inside one, such as [hardware.trainer]."""
+    names: dict[str, list[str]] = {}
+    for section, settings in sections.items():
+        keys = keys_of(settings)
+        names[section] = list(keys)
+        inner = {f"{section}.{name}": key.hint for name, key in keys.items() if key.is_section}
+        names |= _names(inner)
+    return names
+
+
 def _no_section(section: str, value: Any, source: Source) -> UserError:
     rule = f"must be a section, written [{section}]"
     remedy = f"Write its keys below a line [{section}]"
@@ -84,10 +95,19 @@ def _section(
     found: list[UserError] = [
         _unknown_key(section, name, value, names, source) for name, value in given.items() if name not in keys
     ]
-    values = {
-        name: _value(key, f"{section}.{name}", given, source, examples, found, refused)
-        for name, key in keys.items()
-    }
+    values: dict[str, Any] = {}
+    for name, key in keys.items():
+        full = f"{section}.{name}"
+        if not key.is_section:
+            values[name] = _value(key, full, given, source, examples, found, refused)
+            continue
+        inner = given.get(name, {})
+        if not isinstance(inner, dict):
+            found.append(_no_section(full, inner, source))
+            refused.add(full)
+            inner = {}
+        table = typing.cast("dict[str, Any]", inner)
+        values[name] = _section(full, key.hint, table, names, source, examples, found, refused)
     built = settings(**values)
     if not any(key == section or key.startswith(f"{section}.") for key in refused):
         found += _own_problems(section, built, source)
@@ -157,9 +177,9 @@ def _unknown_key(
     section: str, name: str, value: Any, names: dict[str, list[str]], source: Source
 ) -> UserError:
     key = f"{section}.{name}"
-    kind = section.partition(".")[0]
+    kind = section if section in names else section.partition(".")[0]
     guess = nearest_key(kind, name, names)
-    if guess is not None and guess.partition(".")[0] == kind:
+    if kind != section and guess is not None and guess.partition(".")[0] == kind:
         guess = f"{section}.{guess.partition('.')[2]}"
     remedy = did_you_mean(guess)
     remedy = remedy or f"The keys of [{section}] are " + ", ".join(names[kind])

@@ -17,10 +17,12 @@ from headway.core.hooks import absolute
 from headway.core.schema import sections_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterable, Sequence
 
     from headway.config.source import Source
 
+PLAN_SECTIONS = ("hardware", "workload", "fleet", "timings")
+"""What `headway plan` reads beside a run's config: one file can serve both."""
 HOOKS = (
     ("environment", "name"),
     ("algorithm", "advantage"),
@@ -50,8 +52,9 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     source = read_source(path, overrides)
     if source.left_out:
         print(f"note: {source.left_out}", file=sys.stderr, flush=True)
-    _set_aside(source, SftConfig, Config, "headway sft")
-    _fix_hooks(source, Path() if path is None else path.parent)
+    _set_aside(source, sections_of(SftConfig).keys() - sections_of(Config).keys(), "headway sft")
+    _set_aside(source, PLAN_SECTIONS, "headway plan")
+    fix_hooks(source, Path() if path is None else path.parent)
     config = validate(Config, source, examples=EXAMPLES, rules=RULES)
     return with_all_arguments(config)
 
@@ -67,7 +70,8 @@ def load_sft_config(path: Path | None, overrides: Sequence[str] = ()) -> SftConf
         UserError: when the file cannot be read or is no TOML.
     """
     source = read_source(path, overrides)
-    _set_aside(source, Config, SftConfig, "headway train")
+    _set_aside(source, sections_of(Config).keys() - sections_of(SftConfig).keys(), "headway train")
+    _set_aside(source, PLAN_SECTIONS, "headway plan")
     table = source.values.get("sft")
     for name in ("data", "eval_data") if isinstance(table, dict) else ():
         values = cast("dict[str, Any]", table)
@@ -84,13 +88,13 @@ def sections_not_read(path: Path) -> list[str]:
     return [name for name in sections_of(Config) if name in given and name not in sections_of(SftConfig)]
 
 
-def _set_aside(source: Source, other: type, own: type, command: str) -> None:
-    """Take the sections that only the other command reads out of the source.
+def _set_aside(source: Source, sections: Iterable[str], command: str) -> None:
+    """Take the sections that only another command reads out of the source.
 
     Raises ConfigError for an override of one of them: it would have no effect.
     """
     problems: list[UserError] = []
-    for name in sections_of(other).keys() - sections_of(own).keys():
+    for name in sections:
         source.values.pop(name, None)
         for place in [place for place in source.places if place[0] == name]:
             if source.places[place] == COMMAND_LINE and len(place) > 1:
@@ -122,7 +126,7 @@ def placing(path: Path | None, overrides: Sequence[str] = ()) -> Generator[None]
         raise
 
 
-def _fix_hooks(source: Source, folder: Path) -> None:
+def fix_hooks(source: Source, folder: Path) -> None:
     """Make the paths of hooks absolute; what is no string is left for the validation to refuse."""
     for section, name in HOOKS:
         _fix_hook(source, source.values.get(section), section, name, folder)

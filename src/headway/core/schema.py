@@ -29,6 +29,11 @@ class Key:
         return self.default is dataclasses.MISSING
 
     @property
+    def is_section(self) -> bool:
+        """True for a settings class of its own, written as a section inside its section."""
+        return dataclasses.is_dataclass(self.hint)
+
+    @property
     def is_optional(self) -> bool:
         """True when the setting may be unset."""
         return get_origin(self.hint) in (Union, types.UnionType) and type(None) in get_args(self.hint)

@@ -197,6 +197,8 @@ class Replica:
             for request, end in self._prefilling.items():
                 self._prefilling[request] = end - now
                 request.part += 1
+                request.prefill_s += now - request.since_s
+                request.since_s = now
         self._standing += 1
 
     def take_up(self, lineage: int, number: int, *, recompute: bool) -> None:
@@ -288,7 +290,10 @@ class Replica:
 
     def _leave_prefill(self, request: Request, now: float) -> None:
         del self._prefilling[request]
-        request.prefill_s += now - request.since_s
+        if self._standing:
+            request.waited_s += now - request.since_s
+        else:
+            request.prefill_s += now - request.since_s
         self._resident -= request.resident
 
     def _prefilled(self, planned: tuple[Request, int]) -> None:
@@ -429,5 +434,7 @@ class Replica:
             for request, left in list(self._prefilling.items()):
                 self._prefilling[request] = now + left
                 request.part += 1
+                request.waited_s += now - request.since_s
+                request.since_s = now
                 self._timer.at(left, self._prefilled, (request, request.part))
         self._serve()

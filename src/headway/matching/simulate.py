@@ -170,7 +170,7 @@ class SimulatedDriver:
     # --- the loop
 
     def play(self, *, max_events: int = 200_000, stop_after: int | None = None) -> Finish | None:
-        """Run to Finish; or to `stop_after` actions, as if the process was killed there."""
+        """Run to Finish; or for `stop_after` events, as if the process was killed there."""
         if self.lineage:
             step = self.run.checkpoints[-1] if self.run.checkpoints else 0
             self.run.roll_back(step)
@@ -178,9 +178,10 @@ class SimulatedDriver:
         else:
             self.feed(RunStarted())
         self._start_workers()
-        heap, clock, pop = self._heap, self.clock, heapq.heappop
-        for count in range(max_events):
-            if self.finish is not None or count == stop_after:
+        heap, clock, pop, run = self._heap, self.clock, heapq.heappop, self.run
+        until = run.num_events + (max_events if stop_after is None else stop_after)
+        while run.num_events < until:
+            if self.finish is not None:
                 return self.finish
             if not heap:
                 raise DeadlineError(f"the simulation hangs; open waits: {self.run.scheduler.state.deadlines}")
@@ -190,7 +191,9 @@ class SimulatedDriver:
                 action()
             else:
                 action(argument)
-        raise DeadlineError(f"no Finish after {max_events} events")
+        if self.finish is None and stop_after is None:
+            raise DeadlineError(f"no Finish after {max_events} events")
+        return self.finish
 
     @property
     def step(self) -> int:
@@ -257,12 +260,12 @@ class SimulatedDriver:
             self.later(start_s, WorkerJoined("trainer", "trainer"))
         for index in range(settings.num_environment_workers):
             self.later(start_s, WorkerJoined("environment", f"e{index}"))
-            self.at(start_s, lambda index=index: self._let_worker_die(index))
+            self.at(start_s, self._let_worker_die, index)
         for index in range(settings.num_replicas):
             replica = self._new_replica(f"g{index}", 0)
             joined = ReplicaJoined(replica.name, 0, self.lineage, 0, self.models.engine.max_running)
             self.later(start_s, joined)
-            self.at(start_s, lambda replica=replica: self._let_die(replica))
+            self.at(start_s, self._let_die, replica)
         self.at(start_s, self.memory.watch)
 
     def _new_replica(self, name: str, epoch: int) -> Replica:
@@ -338,9 +341,16 @@ class SimulatedDriver:
         apply_s = self.models.trainer.apply_s
         for name in command.replicas:
             replica = self.rollouts.replicas[name]
-            slower = self.faults.stall_factor if self.happens(self.faults.p_weights_late) else 1.0
+            if self.happens(self.faults.p_weights_late):
+                self.at((self.faults.stall_factor - 1.0) * apply_s, self._take_up, (replica, command))
+            else:
+                self._take_up((replica, command))
+
+    def _take_up(self, what: tuple[Replica, ApplyVersion]) -> None:
+        replica, _ = what
+        if not replica.dead:
             replica.stand()
-            self.at(slower * apply_s, self._applied, (replica, command))
+            self.at(self.models.trainer.apply_s, self._applied, what)
 
     def _applied(self, what: tuple[Replica, ApplyVersion]) -> None:
         replica, command = what
@@ -359,14 +369,14 @@ class SimulatedDriver:
             return
         if command.role == "environment":
             self.later(start_s, WorkerJoined("environment", command.worker))
-            self.at(start_s, lambda: self._let_worker_die(int(command.worker[1:])))
+            self.at(start_s, self._let_worker_die, int(command.worker[1:]))
             return
 
         def join() -> None:
             replica = self._new_replica(command.worker, command.epoch)
             slots = self.models.engine.max_running
             self.feed(ReplicaJoined(command.worker, command.epoch, self.lineage, 0, slots))
-            self.at(start_s, lambda: self._let_die(replica))
+            self.at(start_s, self._let_die, replica)
 
         self.at(start_s, join)
 

@@ -82,10 +82,14 @@ class Context:
     def find(self, rollout_id: str) -> tuple[GroupState, RolloutState] | None:
         """Return a live rollout and its group. Ids are `<group>.<index>`, of the group it started in."""
         moved = self.state.moved.get(rollout_id)
-        group = self.state.groups.get(rollout_id.rpartition(".")[0] if moved is None else moved)
+        name, _, place = rollout_id.rpartition(".")
+        group = self.state.groups.get(name if moved is None else moved)
         if group is None:
             return None
-        for rollout in group.rollouts:
+        rollouts = group.rollouts
+        if place.isdecimal() and (index := int(place)) < len(rollouts) and rollouts[index].id == rollout_id:
+            return group, rollouts[index]
+        for rollout in rollouts:
             if rollout.id == rollout_id:
                 return group, rollout
         return None

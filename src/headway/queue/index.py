@@ -8,6 +8,7 @@ from the heap of deadlines, which costs the logarithm.
 from __future__ import annotations
 
 import heapq
+from math import inf
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ class Index:
         self.wanted: dict[str, dict[str, SandboxState]] = {"rollout": {}, "verify": {}}  # first come first
         self.num_live_sandboxes = 0
         self.num_starting_sandboxes = 0  # of the live ones, those granted and not ready
-        self.heap: list[tuple[float, str]] = [(at, key) for key, at in state.deadlines.items()]
-        heapq.heapify(self.heap)
+        self._set_heap()
         for group in state.groups.values():
             self.add(group)
         for name, sandbox in state.sandboxes.items():
@@ -224,25 +224,41 @@ class Index:
     # --- deadlines
 
     def expect(self, key: str, at_s: float) -> None:
-        """Set a deadline."""
+        """Set a deadline; one that only moves back keeps its place in the heap until that comes up."""
         self._deadlines[key] = at_s
+        if self._placed.get(key, inf) <= at_s:
+            return
+        self._placed[key] = at_s
         heapq.heappush(self.heap, (at_s, key))
         if len(self.heap) > 2 * len(self._deadlines) + _HEAP_SLACK:
-            self.heap = [(at, key) for key, at in self._deadlines.items()]
-            heapq.heapify(self.heap)
+            self._set_heap()
 
     def earliest(self) -> float | None:
         """Return the time of the first deadline."""
-        while self.heap:
-            at, key = self.heap[0]
-            if self._deadlines.get(key) == at:
+        heap, deadlines = self.heap, self._deadlines
+        while heap:
+            at, key = heap[0]
+            due_s = deadlines.get(key)
+            if due_s == at:
                 return at
-            heapq.heappop(self.heap)
+            heapq.heappop(heap)
+            if self._placed.get(key) == at:
+                del self._placed[key]
+                if due_s is not None:
+                    self._placed[key] = due_s
+                    heapq.heappush(heap, (due_s, key))
         return None
+
+    def _set_heap(self) -> None:
+        self._placed = dict(self._deadlines)  # key -> time of its earliest entry in the heap
+        self.heap: list[tuple[float, str]] = [(at, key) for key, at in self._deadlines.items()]
+        heapq.heapify(self.heap)
 
     def due(self, now: float) -> list[str]:
         """Return the keys of the deadlines that have passed, earliest first."""
         keys: list[str] = []
         while (at := self.earliest()) is not None and at <= now:
-            keys.append(heapq.heappop(self.heap)[1])
+            key = heapq.heappop(self.heap)[1]
+            self._placed.pop(key, None)
+            keys.append(key)
         return list(dict.fromkeys(keys))

@@ -30,6 +30,8 @@ def age(state: State, lineage: int, number: int) -> int:
 
     A token of a lost branch ages by that branch's steps past the fork plus the surviving steps since.
     """
+    if lineage == state.lineage:
+        return state.step - number
     ancestor = _ancestor(state, lineage, number)
     return (state.step - ancestor) + (number - ancestor)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from headway.core.commands import Cancel, Score
 from headway.core.events import RolloutEnded, RolloutFailed, Scored, ScoreFailed, ToolEnded, TurnEnded
 from headway.core.notes import AttemptFailed, Fate
-from headway.core.records import merge_spans, without_last
+from headway.core.records import VersionSpan, merge_spans, without_last
 from headway.queue import concurrency, lost_steps, sandboxes, staleness
 from headway.queue.admission import start_attempt
 
@@ -39,9 +39,9 @@ _TOTAL_TIMEOUTS = 4  # an attempt that keeps making progress may take this many 
 
 def progress(ctx: Context, rollout: RolloutState) -> None:
     """An answer or a tool call ended: the idle deadline starts again, within the total limit."""
-    limit = _total_limit(ctx, rollout)
     key = f"rollout:{rollout.id}"
     if key in ctx.state.deadlines:
+        limit = _total_limit(ctx, rollout)
         ctx.index.expect(key, min(ctx.now + ctx.settings.rollout_timeout_s, limit))
 
 
@@ -49,9 +49,14 @@ def turn_ended(ctx: Context, group: GroupState, rollout: RolloutState, event: Tu
     """An answer is complete."""
     rollout.num_turns, rollout.num_losses = event.turn + 1, 0
     rollout.last_sign = f"the end of answer {event.turn}"
-    before = without_last(rollout.spans, rollout.num_unfinished)
-    rollout.spans, rollout.num_unfinished = merge_spans([*before, *event.spans]), 0
-    rollout.num_tokens = sum(span.num_tokens for span in rollout.spans)
+    spans, new = rollout.spans, event.spans
+    if spans and len(new) == 1 and spans[-1][:2] == new[0][:2] and not rollout.num_unfinished:
+        last = spans[-1]
+        spans[-1] = VersionSpan(last[0], last[1], last[2] + new[0][2])
+    else:
+        before = without_last(spans, rollout.num_unfinished)
+        rollout.spans, rollout.num_unfinished = merge_spans([*before, *new]), 0
+    rollout.num_tokens = sum([span[2] for span in rollout.spans])
     staleness.acted(ctx, rollout, event)
     progress(ctx, rollout)
     if group.purpose == "train" and (verdict := staleness.verdict(ctx, rollout)):

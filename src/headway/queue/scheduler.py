@@ -7,6 +7,9 @@ Invariants:
 - The same settings and the same events at the same times give the same commands and notes, byte for byte.
 - Every rollout that was started is settled exactly once within the surviving lineage.
 - Every wait has a deadline in `state.deadlines`; the earliest is always covered by a WakeAt.
+- Whether the rules run changes nothing when they have nothing to do. The bulk of all events, answers and tool
+  calls of rollouts that go on, touches nothing that a rule looks at: after them the rules are left out if
+  they had nothing to do after the event before (`_is_calm`). A property test compares both ways.
 """
 
 from __future__ import annotations
@@ -114,6 +117,8 @@ RolloutEvent = (
     | ScoreFailed
 )
 
+_CALM = (TurnEnded, ToolEnded)
+
 
 class Scheduler:
     """The one state machine that both drivers use."""
@@ -123,6 +128,7 @@ class Scheduler:
         self.settings = settings
         self.state = State()
         self.index = Index(self.state)
+        self._calm = False  # the rules had nothing to do when they last ran
 
     def handle(self, event: Event, now: float) -> tuple[list[Command], list[Note]]:
         """Take one fact at time `now` (seconds since the run began) and return what follows from it."""
@@ -131,7 +137,10 @@ class Scheduler:
             ctx.note(Ignored(type(event).__name__, "finished"))
             return ctx.commands, ctx.notes
         self._take(ctx, event)
-        self._run_rules(ctx)
+        if not self._is_calm(ctx, event):
+            num = len(ctx.commands) + len(ctx.notes)
+            self._run_rules(ctx)
+            self._calm = num == len(ctx.commands) + len(ctx.notes)
         waits.cover(ctx)
         return ctx.commands, ctx.notes
 
@@ -147,6 +156,22 @@ class Scheduler:
         scheduler.index = Index(scheduler.state)
         scheduler._refresh_settings()
         return scheduler
+
+    def _is_calm(self, ctx: Context, event: Event) -> bool:
+        """Whether no rule can have anything to do.
+
+        The event is the end of an answer or of a tool call, which asked for nothing itself; the rules had
+        nothing to do after the event before; and none of them waits for the time: the start of sandboxes at
+        a set rate, or after a pause that the provider asked for. Lost steps are left to the rules, for they
+        give up plans without a word.
+        """
+        if not self._calm or ctx.commands or ctx.notes or type(event) not in _CALM:
+            return False
+        state, wanted = self.state, self.index.wanted
+        if state.planned_until > state.step:
+            return False
+        waits = bool(wanted["rollout"] or wanted["verify"])
+        return not waits or not (self.settings.max_sandbox_starts_per_s or state.refusals.until_s)
 
     def _refresh_settings(self) -> None:
         changed: dict[str, dict[str, Any]] = {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headway.config.compose import Config
 from headway.config.load import load_config
+from headway.config.scheduler import scheduler_settings
 from headway.config.stages import Change, change, idle_at_this_stage, in_words
 from headway.core.codec import to_plain
 from headway.core.errors import RunDirectoryError, UserError
@@ -22,7 +23,7 @@ from headway.runtime.job import checkpoint_dir, payload_dir
 from headway.runtime.life import Prepared, live, sweep
 from headway.runtime.model import model_directory, say_aside
 from headway.runtime.sinks import with_sinks
-from headway.runtime.train import run_id, scheduler_settings
+from headway.runtime.train import run_id
 from headway.runtime.view import open_view, say
 from headway.telemetry.journal import read_journal, truncate_torn_tail
 from headway.telemetry.journal_writer import JournalWriter

@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.config.scheduler import scheduler_settings
 from headway.config.show import write_config
 from headway.core.clock import wall_time
 from headway.core.codec import to_plain
 from headway.core.events import RunStarted
 from headway.matching.control import Controller
 from headway.models.load import model_facts
-from headway.queue.entry_settings import Source
 from headway.queue.scheduler import Scheduler
-from headway.queue.settings import SchedulerSettings, verify_places
 from headway.runtime import directory, reserve
 from headway.runtime.life import Prepared, live
 from headway.runtime.preflight.checks import fast_part
@@ -138,40 +137,3 @@ def placed(model: ModelSettings) -> ModelSettings:
 def run_id(run_dir: Path) -> str:
     """Return the label of this life's sandboxes; unique on this machine, and the same for reaping."""
     return f"{run_dir.name}-{os.getpid()}-{int(wall_time())}"
-
-
-def scheduler_settings(config: Config) -> SchedulerSettings:
-    """Compose what the scheduler needs from the sections that users write."""
-    return SchedulerSettings(
-        queue=config.queue,
-        pruning=config.pruning,
-        concurrency=config.concurrency,
-        guard=config.guard,
-        staleness=config.staleness,
-        partial=config.partial,
-        recovery=config.recovery,
-        eval=config.eval,
-        stop=config.stop,
-        checkpoint=config.checkpoint,
-        deadlines=config.deadlines,
-        oversampling=config.oversampling,
-        acceptance=config.acceptance,
-        curriculum=config.curriculum,
-        sources=tuple(
-            Source(name, source.weight, source.group_size, source.levels)
-            for name, source in config.source.items()
-        ),
-        seed=config.run.seed,
-        temperature=config.generator.temperature,
-        kv=config.generator.kv_on_update,
-        rollout_timeout_s=config.environment.rollout_timeout_s,
-        score_timeout_s=config.reward.timeout_s,
-        max_score_tries=config.reward.max_tries,
-        num_environment_workers=config.environment.workers,
-        num_replicas=config.generator.replicas,
-        max_sandboxes=config.sandbox.max_live,
-        verify_sandboxes=verify_places(config.sandbox.max_live),
-        max_sandbox_starts_per_s=config.sandbox.max_starts_per_s,
-        max_starting_sandboxes=config.sandbox.max_starting,
-        solved_reward=config.telemetry.solved_reward,
-    )

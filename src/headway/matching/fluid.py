@@ -1,0 +1,374 @@
+"""The fluid model of a run: what it settles to when rates are all that matters.
+
+Admission keeps W groups ahead of the trainer: a batch for each step of depth, and one more while the trainer
+waits (queue/admission.py). Those that are neither queued nor complete are on their way, and a group is on its
+way until its slowest member is scored, D seconds. So groups come out at (W - queued) / D, D follows from how
+fast the engines decode, which follows from how many rollouts are on their way: a fixed point. Limits of the
+engines (memory, slots), of sandboxes and of prefill machines cap it. What is filtered, stale or lost leaves
+the rest as effective production, and the trainer consumes at most a batch each step:
+    wait = max(0, 1 - effective production / consumption), the fluid limit, exact for a long queue.
+It says nothing of chance: with a depth below 2 a batch waits for its slowest rollout, and `plan` simulates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from headway.matching.load import Means, Replica, most_running, replica_at
+from headway.matching.sampled import Drawn, PrefillTimes, Sample, time_prefills
+
+if TYPE_CHECKING:
+    from headway.matching.build import Models
+    from headway.matching.spec_load import Spec
+
+_ROUNDS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A steady state; rates are a second, of the whole run."""
+
+    production: float  # rollouts scored
+    effective: float  # of these, those that train
+    active: float  # rollouts that the trainer takes while it computes
+    wall: float  # and by the clock
+    period_s: float  # of a step, waiting included
+    compute_s: float
+    publish_s: float  # of a step
+    wait: float  # share of the trainer's time
+    blocked: float  # share of production that admission holds back
+    rows: float  # rollouts that a step trains
+    row_tokens: float  # of a trained rollout, prompt and observations included
+    trained_tokens: float  # sampled ones, of a trained rollout
+    zero: float  # groups without signal
+    stale: float  # groups too old
+    failed: float  # rollouts that are lost
+    cancelled: float  # rollouts started and not needed, of all that are started
+    queued: float  # groups that wait for the trainer
+    groups_running: float
+    in_flight: float
+    sandboxes: float  # alive at once
+    replica: Replica
+    capped_by: str  # "", "kv", "setting", "sandboxes", "sandbox_starts", "prefill"
+    latencies: list[float]  # of rollouts, start to score
+    group_s: list[float]  # of groups
+    spans: list[tuple[float, float, int]]  # of rollouts: seconds, those of its group, sampled tokens
+    first_token_s: float
+    start_s: float  # of a sandbox
+    lag_steps: float  # of a trained group's staleness, what is not its own life: see `ages`
+
+    def ages(self, bound: int) -> dict[int, float]:
+        """Return the share of trained rollouts by the age of the version that they began with, steps.
+
+        A group begins when a version has just been taken up and leaves when a batch is complete: the steps
+        between are its life and its time in the queue over the period, less the time that the trainer waits.
+        """
+        shares: dict[int, float] = {}
+        for life in self.group_s:
+            steps = max(0.0, life / self.period_s + self.lag_steps)
+            low = int(steps)
+            for age, weight in ((low, low + 1 - steps), (low + 1, steps - low)):
+                if weight > 0.0 and age <= bound:
+                    shares[age] = shares.get(age, 0.0) + weight
+        total = sum(shares.values()) or 1.0
+        return {age: shares[age] / total for age in sorted(shares)}
+
+    def token_ages(self, bound: int) -> dict[int, float]:
+        """Return the share of trained tokens by the age of their own version: made evenly over its rollout.
+
+        The newest version was taken up when the trainer began to wait for this batch.
+        """
+        shares: dict[int, float] = {}
+        for took_s, life, num_tokens in self.spans:
+            first = max(0.0, life / self.period_s + self.lag_steps + 1.0)
+            last = max(0.0, (life - took_s) / self.period_s + self.lag_steps + 1.0)
+            if int(first) > bound + 1:
+                continue
+            for age in range(int(last), int(first) + 1):
+                inside = min(first, age + 1.0) - max(last, float(age))
+                part = inside / (first - last) if first > last else 1.0
+                shares[min(age, bound)] = shares.get(min(age, bound), 0.0) + num_tokens * part
+        total = sum(shares.values()) or 1.0
+        return {age: shares[age] / total for age in sorted(shares)}
+
+
+@dataclass(slots=True)
+class _Point:
+    """What the iteration moves."""
+
+    running: float
+    still: float
+    wait: float
+    extra_s: float  # that each rollout stands in line for a limited resource
+    period_s: float  # of a step; 0 before the first round
+
+
+class Fluid:
+    """Solves one SPEC at one sample of rollouts."""
+
+    def __init__(self, spec: Spec, models: Models, sample: Sample) -> None:
+        self.spec = spec
+        self.models = models
+        self.sample = sample
+        self.prefill: PrefillTimes = time_prefills(sample, models.engine)
+        self.means = Means(
+            sample.mean("answer_tokens"),
+            sample.resident_tokens,
+            sample.mean("idle_token_s"),
+            sample.mean("num_turns"),
+        )
+        queue = spec.scheduler.queue
+        self.batch_groups = queue.batch_groups
+        self.kept = queue.group_size  # members that a group settles with
+        self.zero = self._zero_share()
+        rollouts = sample.rollouts
+        self.failed = sum(drawn.fails for drawn in rollouts) / len(rollouts)
+        self._first_share = [
+            drawn.first_answer / max(1, drawn.answer_tokens) for drawn in rollouts if drawn.num_calls
+        ]
+        self.start_s = spec.fleet.start_s if spec.workload.uses_sandbox else 0.0
+        turns = self.means.turns
+        self._members = [
+            [
+                (
+                    drawn.answer_tokens,
+                    drawn.num_turns / turns,
+                    drawn.tool_s + (self.start_s if drawn.num_calls else 0.0),
+                    drawn.score_s,
+                    drawn.fails,
+                )
+                for drawn in group
+            ]
+            for group in sample.groups
+        ]
+        self._kept_rows = self._rows()
+        self._point = _Point(running=1.0, still=0.0, wait=0.5, extra_s=0.0, period_s=0.0)
+
+    # --- what does not change in the iteration
+
+    def _zero_share(self) -> float:
+        """Return the share of groups whose members all have the same reward."""
+        size, total = self.kept, 0.0
+        for index in range(len(self.sample.groups)):
+            rate = self.models.workload.solve_rate(f"train/{index}", self.sample.step)
+            total += rate**size + (1.0 - rate) ** size
+        return total / len(self.sample.groups)
+
+    def _batch(self) -> float:
+        """Return the groups that a step trains: less than a batch where refills do not suffice."""
+        queue = self.spec.scheduler.queue
+        zero = self.zero if queue.drop_zero_advantage else 0.0
+        most = self.batch_groups * (1.0 + queue.max_refill_batches)
+        return min(float(self.batch_groups), most * (1.0 - zero))
+
+    # --- the iteration
+
+    def solve(self, share_running: float = 1.0) -> Flow:
+        """Return the steady state; generation is throttled by admission where it is the faster side."""
+        flow = self._settle(share_running)
+        if share_running < 1.0 or flow.effective <= flow.active_limit * 1.0005:
+            return flow.flow
+        target, low, high = flow.active_limit, 0.0, 1.0
+        free = flow
+        share = min(1.0, target / flow.effective)
+        for _ in range(12):
+            flow = self._settle(share)
+            if abs(flow.effective - target) < 2e-3 * target:
+                break
+            low, high = (share, high) if flow.effective < target else (low, share)
+            guess = share * target / max(flow.effective, 1e-12)
+            share = guess if low < guess < high else 0.5 * (low + high)
+        blocked = 1.0 - target / free.effective
+        return replace(flow.flow, blocked=blocked)
+
+    def _settle(self, share_running: float) -> _Settled:
+        point = self._point  # where the last one settled is close by
+        settled = self._round(point, share_running)
+        for _ in range(_ROUNDS):
+            before = (point.running, point.extra_s, point.wait)
+            settled = self._round(point, share_running)
+            after = (point.running, point.extra_s, point.wait)
+            if all(abs(a - b) <= 3e-4 * max(a, 1e-3) for a, b in zip(after, before, strict=True)):
+                break
+        return settled
+
+    def _end_s(self, drawn: Drawn, replica: Replica, extra_s: float) -> float:
+        prefill_s = replica.prefill_s * drawn.num_turns / self.means.turns
+        start_s = self.start_s if drawn.num_calls else 0.0
+        return drawn.answer_tokens * replica.token_s + prefill_s + drawn.tool_s + start_s + extra_s
+
+    def _round(self, point: _Point, share_running: float) -> _Settled:
+        """Compute everything at a point, and move the point."""
+        spec, models = self.spec, self.models
+        scheduler, replicas = spec.scheduler, models.replicas
+        most, why = most_running(models.engine, self.means)
+        replica = replica_at(min(point.running, most), models.engine, self.means, self.prefill, point.still)
+        settled, finished, lifetimes, latencies, spent = 0.0, 0.0, list[float](), list[float](), 0.0
+        decoded, late, spans = 0.0, 0, list[tuple[float, float, int]]()
+        oldest_s = (scheduler.queue.bound + 1) * point.period_s or float("inf")
+        token_s, prefill_s, extra_s, kept = replica.token_s, replica.prefill_s, point.extra_s, self.kept
+        for group in self._members:
+            ends = [
+                (answer * token_s + turns * prefill_s + other_s + extra_s, answer, score_s, fails)
+                for answer, turns, other_s, score_s, fails in group
+            ]
+            scored = sorted(end + score_s for end, _, score_s, fails in ends if not fails)
+            latencies += scored[:kept]
+            life = scored[min(kept, len(scored)) - 1] if scored else max(ends)[0]
+            if life > oldest_s:
+                life, late = oldest_s, late + 1
+            lifetimes.append(life)
+            spans += [(min(end, life), life, answer) for end, answer, _, fails in ends if not fails]
+            for end, answer, _, _ in ends:
+                if end <= life or end <= 0.0:
+                    spent += end
+                    decoded += answer
+                else:
+                    spent += life
+                    decoded += answer * life / end
+            finished += min(kept, len(scored))
+            settled += 1
+        life_s, num = sum(lifetimes) / settled, settled
+        per_group_s, decoded_per_group = spent / num, decoded / num
+        trained_groups = self._batch()
+        # W, as admission keeps it
+        publish = scheduler.queue.publish_every
+        trainer = models.trainer
+        publish_s, apply_s = trainer.publish_s / publish, trainer.apply_s
+        rows = trained_groups * finished / num
+        row_tokens, squares, sampled = self._kept_rows
+        compute_s = trainer.step_s(round(rows), round(rows * row_tokens), rows * squares)
+        cycle_s = compute_s + publish_s + trainer.load_s
+        wait = point.wait
+        lag = (publish - 1) / 2
+        ahead = self.batch_groups * max(0.25, scheduler.depth + wait - lag)
+        ahead += spec.config.oversampling.groups_extra
+        queued = trained_groups / 2
+        running_groups = max(1.0, ahead - queued) * share_running
+        limit = scheduler.queue.max_running_rollouts
+        capped = ""
+        if limit and running_groups * per_group_s / life_s > limit:
+            running_groups, capped = limit * life_s / per_group_s, "max_running_rollouts"
+        rate = running_groups / (life_s)  # groups/s
+        running = rate * decoded_per_group * replica.token_s / replicas
+        running *= 1.0 - min(0.999, 0.0 if models.engine.separate_prefill else replica.prefill_fraction)
+        caps = self._caps(replica, most, why, point, decoded_per_group)
+        name, cap = min(caps.items(), key=lambda item: item[1])
+        bare_s = life_s - point.extra_s
+        if rate > cap * 1.0001 or (point.extra_s and running_groups / max(1e-9, bare_s) > cap):
+            wanted = max(0.0, running_groups / cap - bare_s)
+            point.extra_s = 0.5 * (point.extra_s + wanted)
+            capped, rate = name, min(rate, cap)
+        else:
+            point.extra_s *= 0.5
+        if name in ("kv", "setting") and capped == name:
+            running = max(running, most)
+        point.running = max(1e-3, 0.5 * (min(point.running, most) + min(running, most)))
+        production = rate * finished / num
+        stale = late / num
+        zero = self.zero if scheduler.queue.drop_zero_advantage else 0.0
+        effective = production * (1.0 - zero) * (1.0 - stale)
+        period_s = max(cycle_s, rows / max(effective, 1e-12))
+        point.period_s = 0.5 * (point.period_s + period_s) if point.period_s else period_s
+        point.wait = 0.5 * (wait + 1.0 - (compute_s + publish_s) / period_s)
+        recompute_s = 0.0
+        if scheduler.kv == "recompute":
+            recompute_s = replica.running * models.engine.prefill_s(self.means.resident_tokens, 0)
+            lines = models.engine.prefill_lines if models.engine.separate_prefill else 1
+            recompute_s /= max(1, lines)
+        point.still = min(0.9, (apply_s + recompute_s) / (publish * period_s))
+        started = len(self.sample.groups[0])
+        flow = Flow(
+            production=production,
+            effective=rows / period_s,
+            active=rows / compute_s if compute_s else float("inf"),
+            wall=rows / period_s,
+            period_s=period_s,
+            compute_s=compute_s,
+            publish_s=publish_s,
+            wait=max(0.0, 1.0 - (compute_s + publish_s) / period_s),
+            blocked=0.0,
+            rows=rows,
+            row_tokens=row_tokens,
+            trained_tokens=sampled,
+            zero=self.zero,
+            stale=stale,
+            failed=self.failed,
+            cancelled=max(0.0, 1.0 - finished / (num * started) - self.failed),
+            queued=ahead - running_groups,
+            groups_running=running_groups,
+            in_flight=rate * per_group_s,
+            sandboxes=rate * started * self._held_s(replica, point.extra_s),
+            replica=replica,
+            capped_by=capped,
+            latencies=latencies,
+            group_s=lifetimes,
+            spans=spans,
+            first_token_s=self.prefill.first_s + replica.token_s + point.extra_s / self.means.turns,
+            start_s=self.start_s,
+            lag_steps=(ahead - running_groups) / max(1e-9, rate) / period_s - max(0.0, point.wait),
+        )
+        return _Settled(flow, effective, rows / cycle_s)
+
+    def _rows(self) -> tuple[float, float, float]:
+        """Return mean tokens, mean square and mean sampled tokens of the rollouts that a group is kept with.
+
+        With oversampled members the first to finish are kept; the shortest stand for them.
+        """
+        total = squares = sampled = num = 0.0
+        for group in self.sample.groups:
+            whole = [drawn for drawn in group if not drawn.fails]
+            if len(whole) > self.kept:
+                whole = sorted(whole, key=lambda drawn: (drawn.answer_tokens, drawn.tool_s))[: self.kept]
+            for drawn in whole:
+                total += drawn.num_tokens
+                squares += float(drawn.num_tokens) ** 2
+                sampled += drawn.answer_tokens
+                num += 1
+        return total / max(1.0, num), squares / max(1.0, num), sampled / max(1.0, num)
+
+    def _held_s(self, replica: Replica, extra_s: float) -> float:
+        """Return the mean seconds that a rollout holds a sandbox: from its first tool call to its end."""
+        if not self.spec.workload.uses_sandbox:
+            return 0.0
+        held = [
+            self._end_s(drawn, replica, extra_s) - drawn.first_answer * replica.token_s
+            for drawn in self.sample.rollouts
+            if drawn.num_calls
+        ]
+        return max(0.0, sum(held) / max(1, len(self.sample.rollouts)))
+
+    def _caps(
+        self, replica: Replica, most: float, why: str, point: _Point, decoded: float
+    ) -> dict[str, float]:
+        """Return what each limited resource can put through, groups/s."""
+        models, scheduler = self.models, self.spec.scheduler
+        full = replica_at(most, models.engine, self.means, self.prefill, point.still)
+        share = decoded / max(1.0, self.means.answer_tokens)  # whole rollouts that a group decodes
+        caps = {why: full.rate * models.replicas / max(1e-9, share)}
+        if full.prefill_bound:
+            caps = {"prefill": caps[why]}
+        if self.spec.workload.uses_sandbox:
+            users = sum(drawn.num_calls > 0 for drawn in self.sample.rollouts) / len(self.sample.rollouts)
+            members = self.sample.group_size * max(1e-9, users)
+            places = max(1, scheduler.max_sandboxes - scheduler.verify_sandboxes)
+            held_s = self._held_s(replica, 0.0) / max(1e-9, users)
+            caps["sandboxes"] = places / max(1e-9, held_s) / members
+            fleet = self.spec.fleet
+            rates = (scheduler.max_sandbox_starts_per_s, fleet.creates_per_s)
+            starting = (scheduler.max_starting_sandboxes, fleet.max_starting)
+            starts = [rate for rate in rates if rate]
+            starts += [number / self.start_s for number in starting if number and self.start_s]
+            if starts:
+                caps["sandbox_starts"] = min(starts) / members
+        return caps
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """A flow, what production could be, and the most that the trainer takes, rollouts/s."""
+
+    flow: Flow
+    effective: float
+    active_limit: float
