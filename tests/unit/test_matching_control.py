@@ -196,7 +196,7 @@ def test_nothing_is_taken_back_that_the_queue_does_not_show_to_be_spare():
 
 
 def test_a_batch_that_is_nearly_there_need_not_be_waited_for():
-    run = Run(ControlSettings(mode="on", levers=("batch_wait",)))
+    run = Run(ControlSettings(mode="on", levers=("batch_wait",)), queue=replace(QUEUE, depth=1))
     run.t += STEP_S
     run.feed(StepEnded(run.step, run.step, STEP_S, 1, 1))
     run.feed(DeadlinePassed(), notes=[queued(f"q{index}") for index in range(3)])

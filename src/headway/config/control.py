@@ -52,7 +52,7 @@ class ControlSettings:
         0, "oversampling.groups_extra at most; 0 takes two batches of groups.", ge=0
     )
     max_rollouts_extra: int = setting(
-        0, "oversampling.rollouts_extra at most; 0 takes a quarter of queue.group_size.", ge=0
+        0, "oversampling.rollouts_extra at most; 0 takes half of queue.group_size.", ge=0
     )
     min_running: int = setting(0, "queue.max_running_rollouts at least; 0 takes two groups.", ge=0)
     max_running: int = setting(65536, "queue.max_running_rollouts at most.", ge=1)

@@ -20,8 +20,9 @@ is left alone. The state is a fold of the journal; a decision counts from the mo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import log, sqrt
 from typing import TYPE_CHECKING
 
 from headway.core.events import Noticed, RunResumed, SettingChanged
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from headway.queue.settings import SchedulerSettings
 
 _REMEMBERED = 12  # newest cycles
-_JUDGED = 3  # cycles that are compared, before and after
+_JUDGED = 3  # cycles by which a change is judged
+_COMPARED = 4  # cycles before it, at most
+_NOISE = 0.1  # of a cycle's rate, where there are too few to tell
 _HOLD, _MOST_HOLD = 8, 1024  # cycles that a useless change is not tried again for, first and at most
 _WORSE = 0.2  # share of waiting beyond that of the refusal, at which it is tried all the same
 
@@ -56,9 +59,8 @@ class _Trial:
 
     turn: Turn
     must_gain: float
-    up: bool
-    before: float  # the lever's value
-    rate: float  # rollouts trained a second, before
+    value: float  # the lever's, before
+    before: list[Cycle]
     from_s: float  # when a rollout's lifetime is over since
     after: list[Cycle] = field(default_factory=list[Cycle])
 
@@ -134,7 +136,7 @@ class Controller:
         if self._trial is not None and self._trial.turn.lever == lever:
             self._trial = None
         if turn.must_gain is not None:
-            self._trial = _Trial(turn, turn.must_gain, up, before, self._starved_rate(), t + lifetime_s)
+            self._trial = _Trial(turn, turn.must_gain, before, self._starved(), t + lifetime_s)
         if self._last_up.get(lever, up) != up:
             self._hold(lever, up=not up)  # what was done before was wrong, or did not last
         self._last_up[lever] = up
@@ -183,8 +185,9 @@ class Controller:
                 yield cuts[0]
                 return
         if starved:
-            if rules.has_room(cycle, levers):
-                yield from self._free(rules.make_more(cycle, levers, self._signals), up=True)[:1]
+            more = rules.make_more(cycle, levers, self._signals) if rules.has_room(cycle, levers) else ()
+            found = self._free(more, up=True) or self._free(rules.try_less(cycle, levers), up=False)
+            yield from found[:1]
         elif len(self._calm) >= settings.calm_cycles:
             least = min(cycle.num_queued for cycle in self._calm)
             yield from self._free(rules.take_back(cycle, levers, least), up=False)[:1]
@@ -205,15 +208,15 @@ class Controller:
         if len(trial.after) < _JUDGED:
             return None
         self._trial = None
-        rate, settings = _rate(trial.after), self.levers.settings
-        lever, gain = trial.turn.lever, rate / trial.rate - 1.0 if trial.rate else 1.0
+        settings, lever = self.levers.settings, trial.turn.lever
+        gain, doubt = _gain(trial.before, trial.after)
         sated = all(other.wait <= settings.wait_high for other in trial.after)
-        if gain >= trial.must_gain or (sated and gain >= 0):
+        shown = gain - doubt if trial.turn.is_sure else gain + doubt
+        if shown >= trial.must_gain or (sated and gain >= 0):
             return Turn(lever, trial.turn.value, "")
-        text = f"{KEYS[lever]} = {trial.turn.value:g} changed the rollouts trained a second by {gain:+.1%}, "
-        text += f"less than {trial.must_gain:+.1%}"
-        value = min(trial.before, self.levers.high(lever))
-        return Turn(lever, value, text)
+        text = f"{KEYS[lever]} = {trial.turn.value:g} changed the rollouts trained a second by {gain:+.1%} "
+        text += f"(+- {doubt:.1%}), less than {trial.must_gain:+.1%}"
+        return Turn(lever, min(trial.value, self.levers.high(lever)), text)
 
     def _free(self, turns: Iterable[Turn], *, up: bool) -> list[Turn]:
         """Return the turns that are not held back."""
@@ -223,15 +226,13 @@ class Controller:
         hold = self._holds.get((lever, up))
         if hold is None or self._signals.num_cycles >= hold.until:
             return False
-        newest = self._recent[-1].wait if self._recent else 0.0
-        return not (up and newest > hold.wait + _WORSE)
+        return not (up and self._wait() > hold.wait + _WORSE)
 
     def _hold(self, lever: Lever, *, up: bool) -> None:
         """Do not try this again for a while, each time for twice as long."""
         before = self._holds.get((lever, up))
         length = min(_MOST_HOLD, 2 * before.length) if before is not None else _HOLD
-        wait = self._recent[-1].wait if self._recent else 0.0
-        self._holds[lever, up] = _Hold(length, self._signals.num_cycles + length, wait)
+        self._holds[lever, up] = _Hold(length, self._signals.num_cycles + length, self._wait())
 
     def _propose(self, turns: Iterable[Turn]) -> list[SettingChanged | Noticed]:
         found: list[SettingChanged | Noticed] = []
@@ -254,14 +255,19 @@ class Controller:
             return False
         return t - free_s > self._patience_s()
 
-    def _starved_rate(self) -> float:
-        """Return the rollouts trained a second of the newest cycles, as many as were starved in a row."""
+    def _starved(self) -> list[Cycle]:
+        """Return the newest cycles, as many as were starved in a row."""
         cycles: list[Cycle] = []
         for cycle in reversed(self._recent):
-            if (cycles and cycle.wait <= self.levers.settings.wait_high) or len(cycles) == _JUDGED:
+            if (cycles and cycle.wait <= self.levers.settings.wait_high) or len(cycles) == _COMPARED:
                 break
             cycles.append(cycle)
-        return _rate(cycles)
+        return cycles
+
+    def _wait(self) -> float:
+        """Return the share of waiting of the newest cycles."""
+        newest = list(self._recent)[-_JUDGED:]
+        return sum(cycle.wait for cycle in newest) / len(newest) if newest else 0.0
 
     def _say_move(self, cycle: Cycle) -> list[Noticed]:
         """Say when machines should move between the two sides, where they share a pool."""
@@ -278,10 +284,24 @@ class Controller:
         return [Noticed("machines", advice)] if advice else []
 
 
-def _rate(cycles: Iterable[Cycle]) -> float:
-    cycles = list(cycles)
-    length_s = sum(cycle.length_s for cycle in cycles)
-    return sum(cycle.num_rollouts for cycle in cycles) / length_s if length_s > 0 else 0.0
+def _gain(before: Sequence[Cycle], after: Sequence[Cycle]) -> tuple[float, float]:
+    """Return by what share the rollouts trained a second grew, and the standard error of that.
+
+    Cycles scatter by factors, so that the error is that of a difference of means of logarithms.
+    """
+    rates: list[float] = []
+    squares, freedom = 0.0, 0
+    for cycles in (before, after):
+        length_s = sum(cycle.length_s for cycle in cycles)
+        rates.append(sum(cycle.num_rollouts for cycle in cycles) / length_s if length_s > 0 else 0.0)
+        logs = [log(cycle.num_rollouts / cycle.length_s) for cycle in cycles if cycle.num_rollouts]
+        mean = sum(logs) / max(1, len(logs))
+        squares += sum((value - mean) ** 2 for value in logs)
+        freedom += max(0, len(logs) - 1)
+    if not rates[0] or not rates[1]:
+        return 1.0, 0.0
+    noise = sqrt(squares / freedom) if freedom > 1 else _NOISE
+    return rates[1] / rates[0] - 1.0, noise * sqrt(1.0 / len(before) + 1.0 / len(after))
 
 
 def _is_up(turn: Turn, before: float) -> bool:

@@ -108,7 +108,7 @@ class Levers:
                     most if room is None else max(0, min(most, (room - self.now.depth) * queue.batch_groups))
                 )
             case "rollouts_extra":
-                return settings.max_rollouts_extra or max(1, queue.group_size // 4)
+                return settings.max_rollouts_extra or max(1, queue.group_size // 2)
             case "running":
                 return settings.max_running
             case _:

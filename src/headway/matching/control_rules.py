@@ -25,7 +25,9 @@ _SLOW = 1.25  # a group's slowest member by its second slowest, from which an ex
 _NEAR = 0.5  # share of the wait with most of a batch there, from which the rest is not worth waiting for
 _MOST = 0.5  # growth in one turn
 _TAIL = 3.0  # length quantile by median, from which pruning is worth it
+_BUSY = 0.7  # share of the time at the engine, from which it is the engine's speed that production follows
 _EXTRAS: tuple[Lever, ...] = ("groups_extra", "rollouts_extra")
+_SPARE = 0.8  # share of max_waste below which more may be wasted
 _STALE = 0.05  # share of the tokens that are too old, from which less should run
 
 
@@ -37,6 +39,7 @@ class Turn:
     value: float
     reason: str
     must_gain: float | None = None  # in rollouts trained a second, as a share; else it is taken back
+    is_sure: bool = False  # it must be proven; otherwise it is taken back only where it is refuted
 
 
 def is_full(cycle: Cycle, levers: Levers) -> bool:
@@ -105,7 +108,7 @@ def make_more(cycle: Cycle, levers: Levers, signals: Signals) -> Iterator[Turn]:
     depth = levers.value("depth")
     if depth < levers.high("depth") and levers.may("depth"):
         yield Turn("depth", depth + 1, f"{waited}, engines have room, and depth held production", gain)
-    if cycle.waste < levers.settings.max_waste:
+    if cycle.waste < _SPARE * levers.settings.max_waste and cycle.engine_share < _BUSY:
         extra = levers.value("rollouts_extra")
         if (
             cycle.slow_ratio >= _SLOW
@@ -119,12 +122,24 @@ def make_more(cycle: Cycle, levers: Levers, signals: Signals) -> Iterator[Turn]:
         if extra < most and levers.may("groups_extra"):
             value = min(most, extra + max(1, round(growth * max(1, cycle.num_open))))
             yield Turn("groups_extra", value, f"{waited}, engines have room, and depth is at its bound", gain)
-    if cycle.near_share >= _NEAR and levers.may("batch_wait") and not levers.value("batch_wait"):
+    waits = depth <= 1 and not levers.value("batch_wait")  # deeper, other groups are there in their place
+    if waits and cycle.near_share >= _NEAR and levers.may("batch_wait"):
         share = levers.now.queue.batch_wait_share
         why = f"{waited}, {cycle.near_share:.0%} of that with {share:.0%} of the batch there"
         yield Turn("batch_wait", max(0.001, float(f"{cycle.wait_s / 4:.2g}")), why, gain)
     if levers.may("pruning") and not levers.value("pruning"):
         yield from _prune(waited, levers, signals)
+
+
+def try_less(cycle: Cycle, levers: Levers) -> Iterator[Turn]:
+    """The trainer waits and nothing more helps: perhaps what is thrown away is what lacks."""
+    if cycle.engine_share < _BUSY:
+        return
+    for lever in _EXTRAS:
+        value = levers.value(lever)
+        if value and levers.may(lever) and cycle.waste > levers.settings.min_gain:
+            why = f"nothing more helps, and oversampling threw {cycle.waste:.0%} of the tokens away"
+            yield Turn(lever, value - 1, why, levers.settings.min_gain, is_sure=True)
 
 
 def take_back(cycle: Cycle, levers: Levers, least_queued: int) -> Iterator[Turn]:

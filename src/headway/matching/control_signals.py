@@ -62,6 +62,7 @@ class Cycle:
     in_flight: float = 0.0  # train rollouts, mean over the cycle
     in_flight_now: int = 0
     waiting_share: float = 0.0  # of the answers' time, in the engine's line
+    engine_share: float = 0.0  # of the answers' and tools' time, the answers'
     num_turns: int = 0
     num_preemptions: int = 0
     kv_used: float = 0.0  # of the fullest replica, mean of its measurements; 0 where nobody measures
@@ -103,6 +104,7 @@ class _Sums:
     area: float = 0.0  # of train rollouts in flight over time
     waiting_s: float = 0.0
     answering_s: float = 0.0
+    tool_s: float = 0.0
     num_turns: int = 0
     num_preemptions: int = 0
     # by replica: measurements, and sums of KV, running, in line
@@ -145,6 +147,7 @@ class Signals:
             "dict[type, Callable[[events.Event], None]]",
             {
                 events.TurnEnded: self._turn_ended,
+                events.ToolEnded: self._tool_ended,
                 events.ReplicaChanged: self._replica_changed,
                 events.RolloutEnded: self._rollout_ended,
                 events.RolloutFailed: self._rollout_left,
@@ -207,6 +210,9 @@ class Signals:
         sums.num_turns += 1
         sums.waiting_s += event.waiting_s
         sums.answering_s += event.waiting_s + event.prefill_s + event.decode_s
+
+    def _tool_ended(self, event: events.ToolEnded) -> None:
+        self._sums.tool_s += event.duration_s
 
     def _replica_changed(self, event: events.ReplicaChanged) -> None:
         key = (event.replica, event.epoch)
@@ -316,6 +322,7 @@ class Signals:
             in_flight=sums.area / length_s if length_s > 0 else 0.0,
             in_flight_now=len(self._running),
             waiting_share=sums.waiting_s / sums.answering_s if sums.answering_s > 0 else 0.0,
+            engine_share=sums.answering_s / max(1e-9, sums.answering_s + sums.tool_s),
             num_turns=sums.num_turns,
             num_preemptions=sums.num_preemptions,
             kv_used=max((kv for kv, _, _ in loads), default=0.0),
