@@ -11,7 +11,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-engine bench-trainer bench-driver bench-queue \
-        bench-learning bench-survival bench-using bench-adapters bench-sandbox device-check format clean
+        bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-control device-check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,7 +72,7 @@ check: setup ## lint, formatting, types, floors
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 
-bench: bench-loop bench-engine bench-trainer bench-driver bench-queue bench-learning bench-survival bench-using bench-adapters bench-sandbox ## every benchmark
+bench: bench-loop bench-engine bench-trainer bench-driver bench-queue bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-control ## every benchmark
 
 bench-loop: $(PEERS) ## the whole loop against TRL, async against sync (ARGS="--scenes tiny"); JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/loop.py $(ARGS)
@@ -97,6 +97,9 @@ bench-sandbox: setup ## sandboxes against a plain subprocess and plain bubblewra
 
 bench-queue: setup ## the queue's cost per event, 10,000 rollouts at once, the loop against its bounds; JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/whole_queue.py $(ARGS)
+
+bench-control: setup ## [control] against every fixed setting of a grid, on drifting simulated workloads; JSON last
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/control.py $(ARGS)
 
 bench-learning: setup ## what staleness and correction do to learning, over seeds; goes on where it was; JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/learning.py $(ARGS)
