@@ -10,8 +10,8 @@ ARGS ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-engine bench-trainer bench-driver bench-queue \
-        bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-control device-check format clean
+.PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-engine bench-trainer bench-driver bench-queue bench-simulate \
+        bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-control bench-cases bench-aiconfigurator device-check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,7 +72,7 @@ check: setup ## lint, formatting, types, floors
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 
-bench: bench-loop bench-engine bench-trainer bench-driver bench-queue bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-control ## every benchmark
+bench: bench-loop bench-engine bench-trainer bench-driver bench-queue bench-simulate bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-control ## every benchmark
 
 bench-loop: $(PEERS) ## the whole loop against TRL, async against sync (ARGS="--scenes tiny"); JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/loop.py $(ARGS)
@@ -94,6 +94,15 @@ bench-adapters: setup ## tokens/s with 0, 1, 8 and 64 LoRA adapters in one batch
 
 bench-sandbox: setup ## sandboxes against a plain subprocess and plain bubblewrap, 200 live; the last line is JSON
 	$(BIN)/python benchmarks/sandbox.py $(ARGS)
+
+bench-cases: setup ## the field report's four runs, predicted; misses included; the last line is JSON
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cases.py $(ARGS)
+
+bench-aiconfigurator: setup ## the engine's formulas against NVIDIA's tables (extra aiconfigurator); JSON last
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/aiconfigurator_check.py $(ARGS)
+
+bench-simulate: setup ## the simulated driver: case 1 of the field report, events a second; JSON last
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/simulate.py $(ARGS)
 
 bench-queue: setup ## the queue's cost per event, 10,000 rollouts at once, the loop against its bounds; JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/whole_queue.py $(ARGS)

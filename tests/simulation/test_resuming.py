@@ -54,7 +54,7 @@ def killed(
     first.when = when
     with pytest.raises(Killed):
         first.play()
-    return run, SimulatedDriver(run, SIM, 2, lineage=1, start_s=first.clock.now())
+    return run, SimulatedDriver(run, SIM, 2, lineage=1, start_s=first.now_s)
 
 
 def last_evaluation(entry: SimEntry) -> bool:

@@ -9,6 +9,7 @@ from headway.config.load import PLAN_SECTIONS, load_config
 from headway.core.errors import ConfigError, UserError
 from headway.core.schema import sections_of
 from headway.matching.build import models_of
+from headway.matching.reference import current_page
 from headway.matching.spec_load import SpecSections, load_spec
 
 SPEC = """
@@ -133,3 +134,8 @@ def test_what_does_not_fit_is_refused_with_by_how_much_and_a_remedy(spec_file):
     long = ["workload.max_tokens=40000000"]
     with pytest.raises(UserError):
         models_of(load_spec(spec_file, long))
+
+
+def test_the_page_of_a_spec_is_current():
+    page = Path(__file__).parents[2] / "docs" / "spec.md"
+    assert page.read_text(encoding="utf-8") == current_page()

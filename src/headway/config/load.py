@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from headway.config.source import Source
 
-PLAN_SECTIONS = ("hardware", "workload", "fleet", "timings")
+PLAN_SECTIONS = ("hardware", "workload", "fleet", "timings", "cost")
 """What `headway plan` reads beside a run's config: one file can serve both."""
 HOOKS = (
     ("environment", "name"),

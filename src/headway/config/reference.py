@@ -12,7 +12,7 @@ from headway.core.schema import Key, is_named, keys_of, sections_of, summary_of
 from headway.environments.registry import names_and_summaries, settings_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _INTRODUCTION = """\
 # Configuration
@@ -66,7 +66,12 @@ def current_page() -> str:
 
 
 def _table(settings: type) -> str:
-    rows = "\n".join(_row(key) for key in keys_of(settings).values())
+    return key_table(keys_of(settings).values())
+
+
+def key_table(keys: Iterable[Key]) -> str:
+    """Return keys with type, default and description as a table in Markdown."""
+    rows = "\n".join(_row(key) for key in keys)
     return f"| Key | Type | Default | Description |\n| --- | --- | --- | --- |\n{rows}\n"
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.core.errors import UserError
+from headway.matching.contracts import EngineModel, TrainerModel
 from headway.matching.engine import MeasuredEngine, RooflineEngine, num_replicas
-from headway.matching.fit import check_trainer, kv_room
+from headway.matching.fit import check_trainer, kv_room, offload_room
 from headway.matching.fleet import FleetOf
 from headway.matching.hardware import BYTES, find_accelerator
 from headway.matching.trainer_model import RooflineTrainer
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 class Models:
     """What answers the scheduler's commands in a plan."""
 
-    engine: RooflineEngine | MeasuredEngine  # both are EngineModels
-    trainer: RooflineTrainer
+    engine: EngineModel
+    trainer: TrainerModel
+    training: RooflineTrainer  # the trainer's FLOPs and peak
     workload: DrawnWorkload
     fleet: FleetOf
     replicas: int
@@ -62,13 +64,14 @@ def _models_of(spec: Spec) -> Models:
             tenants=tenants,
             max_running=max_running,
             kv_tokens=kv_tokens,
+            offload_tokens=offload_room(spec.model, spec.hardware.generator) // tenants,
         )
     engine: RooflineEngine | MeasuredEngine | None = roofline
     if engine is None or timings.decode_base_s is not None or timings.prefill_token_s is not None:
         engine = MeasuredEngine(roofline, timings, max_running=max_running, kv_tokens=kv_tokens)
     trainer, parts = _trainer(spec, accelerator)
     workload = DrawnWorkload(spec.workload, max_context_tokens=spec.max_context_tokens)
-    return Models(engine, trainer, workload, FleetOf(spec.fleet), spec.replicas, roofline, parts)
+    return Models(engine, trainer, trainer, workload, FleetOf(spec.fleet), spec.replicas, roofline, parts)
 
 
 def _trainer(spec: Spec, serving: Accelerator | None) -> tuple[RooflineTrainer, dict[str, float]]:

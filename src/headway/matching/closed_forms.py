@@ -147,6 +147,17 @@ def zero_advantage_at(rate: float, group_size: int) -> float:
     return rate**group_size + (1.0 - rate) ** group_size
 
 
+def moved_rates(alpha: float, beta: float, shift: float, num: int = 400) -> list[float]:
+    """Return quantiles of Beta(alpha, beta) whose log-odds have moved by `shift`, evenly spread."""
+    rates: list[float] = []
+    for index in range(num):
+        rate = float(_special.betaincinv(alpha, beta, (index + 0.5) / num))
+        rate = min(1.0 - 1e-12, max(1e-12, rate))
+        odds = rate / (1.0 - rate) * math.exp(shift)
+        rates.append(odds / (1.0 + odds))
+    return rates
+
+
 def beta_of_shares(all_solved: float, all_failed: float, group_size: int) -> tuple[float, float]:
     """Return the alpha and beta with these shares of all-solved and all-failed groups."""
 

@@ -32,6 +32,11 @@ class EngineModel(Protocol):
         ...
 
     @property
+    def offload_tokens(self) -> int:
+        """Tokens whose keys and values fit into host memory, for conversations that wait elsewhere."""
+        ...
+
+    @property
     def separate_prefill(self) -> bool:
         """Whether prefill runs on machines of its own."""
         ...

@@ -5,15 +5,17 @@ One decode iteration gives each of b running requests a token (or v tokens to ve
     compute      b v (2 N + 4 L a c) / (g * peak)
     links        two all-reduces a layer with tensor parallelism, dispatch and combine of each layer with
                  experts on other accelerators
-    iteration    max(memory / bandwidth_efficiency, compute / compute_efficiency) + links + iteration_s
+    iteration    max(memory / bandwidth_efficiency, compute / compute_efficiency) + links
+                 + layer_s (layers + layers with experts) + iteration_s
 g accelerators make a replica: g / t copies of attention, each over t; experts over s = max(t, e) of them; p
 of them hold different keys and values (MLA has one latent vector for all heads, so tensor parallelism copies
 it). A batch of b tokens touches E (1 - (1 - k / E)^b) of the E experts of a layer, with even routing.
 
 A prefill of n tokens behind c cached ones takes the larger of its compute and of one reading of the weights.
 
-bandwidth_efficiency, compute_efficiency and iteration_s are the constants to fit. Skewed routing, chunking
-and the engine's own scheduling are in them.
+bandwidth_efficiency, compute_efficiency, layer_s and iteration_s are the constants to fit. Skewed routing,
+chunking and the engine's own scheduling are in them. The defaults of the first three were fitted on five
+points of aiconfigurator's tables (benchmarks/aiconfigurator_check.py), the last on case 1 of examples/cases.
 """
 
 from __future__ import annotations
@@ -71,6 +73,9 @@ def num_replicas(pool: GeneratorPoolSettings) -> int:
     return max(1, (pool.count - pool.prefill_count) // size)
 
 
+_MOST_KNOWN = 4096  # numbers of running requests whose constant parts are remembered
+
+
 class RooflineEngine:
     """An `EngineModel` from first principles and three constants.
 
@@ -81,6 +86,7 @@ class RooflineEngine:
         tenants: runs that share the replica; each is told of its part, and waits for the others' too.
         max_running: requests of this run at once.
         kv_tokens: room for keys and values of this run, tokens; 0 for no end.
+        offload_tokens: room for those of conversations that wait, in host memory.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class RooflineEngine:
         tenants: int = 1,
         max_running: int = 256,
         kv_tokens: int = 0,
+        offload_tokens: int = 0,
     ) -> None:
         self.model = model
         self.accelerator = accelerator
@@ -99,6 +106,7 @@ class RooflineEngine:
         self.cut = cut_replica(pool, model)
         self.max_running = max_running
         self.kv_tokens = kv_tokens
+        self.offload_tokens = offload_tokens
         self.tenants = tenants
         self.tokens_per_iteration = pool.speculative_tokens
         self.separate_prefill = self.cut.prefill_gpus > 0
@@ -108,7 +116,14 @@ class RooflineEngine:
         self._routed_bytes = model.routed_params * weight_bytes / self.cut.expert_shards
         self._kv_bytes = kv_bytes_per_token(model, pool) / self.cut.kv_shards
         self._peak = accelerator.peak(pool.weights)
+        self._token_flops, self._score_flops = 2.0 * model.linear_params, 4.0 * model.score_width
+        self._fixed_s = pool.iteration_s + pool.layer_s * (model.layers + model.expert_layers)
         self._verified = math.ceil(pool.speculative_tokens) + 1 if pool.speculative_tokens > 1 else 1
+        self._bandwidth = accelerator.bandwidth * pool.bandwidth_efficiency
+        self._compute = self.cut.gpus * self._peak * pool.compute_efficiency
+        self._by_running: dict[
+            float, tuple[float, float, float]
+        ] = {}  # tokens, weights' bytes, other seconds
         self._verified_share = 1.0 if not model.experts else model.experts_per_token / model.experts
 
     def experts_touched(self, num_tokens: float) -> float:
@@ -118,19 +133,24 @@ class RooflineEngine:
     def decode_s(self, num_running: float, resident_tokens: float) -> float:
         """Return the seconds of one iteration over so many requests that hold so many tokens together."""
         if num_running <= 0:
-            return self.pool.iteration_s
-        batch = num_running * self.tenants * self._verified
-        context = resident_tokens / num_running
-        seen = self.model.seen_tokens(context) * num_running * self.tenants
-        read = self._dense_bytes + self._routed_bytes * self.experts_touched(batch) + seen * self._kv_bytes
+            return self._fixed_s
+        known = self._by_running.get(num_running)
+        if known is None:
+            if len(self._by_running) >= _MOST_KNOWN:
+                self._by_running.clear()
+            batch = num_running * self.tenants * self._verified
+            weights = self._dense_bytes + self._routed_bytes * self.experts_touched(batch)
+            links_s = self._links_s(batch / self.cut.copies, self.cut.gpus)
+            known = self._by_running[num_running] = (batch, weights, links_s + self._fixed_s)
+        batch, weights, other_s = known
+        seen = self.model.seen_tokens(resident_tokens / num_running)
+        read = weights + seen * num_running * self.tenants * self._kv_bytes
         if self.model.indexer is not None:  # its keys, one byte each, of every token
             index = self.model.layers * self.model.indexer.dim / self.cut.kv_shards
             read += resident_tokens * self.tenants * index
-        memory_s = read / (self.accelerator.bandwidth * self.pool.bandwidth_efficiency)
-        flops = self.model.decode_flops(batch, context)
-        compute_s = flops / (self.cut.gpus * self._peak * self.pool.compute_efficiency)
-        links_s = self._links_s(batch / self.cut.copies, self.cut.gpus)
-        return max(memory_s, compute_s) + links_s + self.pool.iteration_s
+        memory_s = read / self._bandwidth
+        compute_s = batch * (self._token_flops + self._score_flops * seen) / self._compute
+        return (memory_s if memory_s > compute_s else compute_s) + other_s
 
     def prefill_s(self, num_tokens: float, context_tokens: float) -> float:
         """Return the seconds to compute `num_tokens` new tokens behind `context_tokens` cached ones.
@@ -140,13 +160,14 @@ class RooflineEngine:
         gpus = self.cut.gpus
         if self.separate_prefill:
             gpus = self.cut.prefill_gpus / self.prefill_lines
-        flops = self.model.prefill_flops(num_tokens, context_tokens)
+        seen = self.model.seen_tokens(context_tokens + num_tokens / 2)
+        flops = num_tokens * (self._token_flops + self._score_flops * seen)
         compute_s = flops / (gpus * self._peak * self.pool.compute_efficiency)
         read = self._dense_bytes + self._routed_bytes * self.experts_touched(num_tokens)
         memory_s = read / (self.accelerator.bandwidth * self.pool.bandwidth_efficiency)
         # Of several copies of attention each has prompts of its own: one prompt waits for one of them.
         links_s = self._links_s(num_tokens * self.cut.tensor / gpus, self.cut.gpus)
-        return self.tenants * max(compute_s, memory_s) + links_s + self.pool.iteration_s
+        return self.tenants * max(compute_s, memory_s) + links_s + self._fixed_s
 
     def _links_s(self, tokens: float, gpus: int) -> float:
         """Return the seconds of one iteration's collectives, for so many tokens in each copy of attention."""
@@ -189,6 +210,7 @@ class MeasuredEngine:
         self.timings = timings
         self.max_running = max_running
         self.kv_tokens = kv_tokens
+        self.offload_tokens = formulas.offload_tokens if formulas is not None else 0
         self.tokens_per_iteration = formulas.tokens_per_iteration if formulas is not None else 1.0
         self.separate_prefill = formulas.separate_prefill if formulas is not None else False
         self.prefill_lines = formulas.prefill_lines if formulas is not None else 1

@@ -23,75 +23,22 @@ from __future__ import annotations
 
 import heapq
 from math import inf, sqrt
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 from headway.core.records import VersionSpan
+from headway.matching.engine_request import Request, Timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from headway.core.clock import VirtualClock
     from headway.matching.contracts import EngineModel
+
+__all__ = ["Replica", "Request", "Timer"]
 
 _EPSILON = 1e-6  # of a token, by which rounding may miss an end
 _HEADROOM = 16  # tokens that must stay free for each request, or who is let in would be put out again at once
-_MAX_PROMPTS = 4096  # shared prompts that a replica remembers
-
-Place = Literal["out", "line", "prefill", "decode"]
-
-
-class Timer(Protocol):
-    """What a replica needs of the simulation."""
-
-    clock: VirtualClock
-
-    def at(self, delay_s: float, action: Callable[..., None], argument: Any = None) -> None:
-        """Do something later."""
-        ...
-
-
-class Request:
-    """An answer that is asked for; the same object serves all answers of a rollout, one after another.
-
-    Attributes:
-        rollout: its id, the key of its conversation in the prefix cache.
-        group: whose prompt it shares.
-        priority: lower ones leave the line first.
-        prompt_tokens: of the conversation, that the group shares.
-        context_tokens: before the answer.
-        recomputed_tokens: of these, that the prefix cache does not hold whatever happens.
-        num_left: tokens that the answer still lacks.
-        answer: versions of the tokens that it has.
-        place: where it is.
-        waited_s, prefill_s, decode_s: of this answer so far.
-    """
-
-    __slots__ = (
-        "answer", "begun_v", "context_tokens", "decode_s", "end_v", "group", "num_left", "part", "place",
-        "prefill_s", "priority", "prompt_tokens", "recomputed_tokens", "resident", "rollout", "since_s",
-        "waited_s",
-    )  # fmt: skip
-
-    def __init__(self, rollout: str, group: str, priority: int = 0) -> None:
-        self.rollout, self.group, self.priority = rollout, group, priority
-        self.prompt_tokens = self.context_tokens = self.recomputed_tokens = self.num_left = 0
-        self.answer: list[VersionSpan] = []
-        self.place: Place = "out"
-        self.part = 0  # one more each time that it moves: what was planned for it before is void
-        self.waited_s = self.prefill_s = self.decode_s = self.since_s = 0.0
-        self.begun_v = self.end_v = 0.0  # virtual times of decoding
-        self.resident = 0  # tokens that it held when it began to decode
-
-    def ask(self, num_tokens: int) -> None:
-        """Want an answer of so many tokens."""
-        self.num_left, self.answer = num_tokens, []
-        self.waited_s = self.prefill_s = self.decode_s = 0.0
-
-    @property
-    def num_answered(self) -> int:
-        """Tokens of the answer that are there."""
-        return sum(span.num_tokens for span in self.answer)
+_MAX_PROMPTS = 512  # shared prompts that a replica remembers
 
 
 class Replica:
@@ -122,6 +69,7 @@ class Replica:
         self.num_decoded = self.decoded_s = self.prefilled_s = self.running_s = self.resident_s = 0.0
         self._engine, self._timer, self._ended = engine, timer, ended
         self._slots, self._capacity = engine.max_running, engine.kv_tokens or inf
+        self._with_host = self._capacity + engine.offload_tokens
         lines = engine.prefill_lines or inf
         self._lines = lines if engine.separate_prefill else 1
         self._shares = not engine.separate_prefill  # prefill takes the whole replica
@@ -136,9 +84,10 @@ class Replica:
         self._count = 0
         self._v, self._at = 0.0, 0.0  # virtual time, and when that was
         self._a, self._b = 0.0, 0.0  # seconds of d further tokens each: d * (a + b * d)
-        self._planned = inf
+        self._planned = inf  # when it fires next
+        self._due = 0.0  # when it should, by the newest plan; it may fire earlier, by an older one
         self._standing = 0  # reasons to stand still: a version, a recomputation
-        self._cached: dict[str, int] = {}  # tokens of conversations that are elsewhere, longest unused first
+        self._cached: dict[Request, int] = {}  # tokens of conversations elsewhere, longest unused first
         self._num_cached = 0
         self._prompts: dict[str, None] = {}  # groups whose prompt is in the prefix cache
 
@@ -156,20 +105,20 @@ class Replica:
 
     def load(self) -> tuple[float, float]:
         """Return the used share of the memory, 0 where it has no end, and the tokens a second now."""
-        self._settle(self._timer.clock.now())
+        self._settle(self._timer.now_s)
         used = min(1.0, self._resident / self._capacity) if self._capacity < inf else 0.0
         return used, self._num / self._a if self._a else 0.0
 
     def submit(self, request: Request) -> None:
         """Put a request into the line."""
-        request.since_s = self._timer.clock.now()
+        request.since_s = self._timer.now_s
         self._stand_in_line(request, request.priority)
         if self._may_serve():
             self._serve()
 
     def take(self, request: Request) -> None:
         """Take a request away; it keeps the tokens that it has, and its memory is free."""
-        now, place = self._timer.clock.now(), request.place
+        now, place = self._timer.now_s, request.place
         if place == "out":
             return
         if place == "line":
@@ -184,13 +133,13 @@ class Replica:
         if place != "line":
             self._serve()
 
-    def forget(self, rollout: str) -> None:
+    def forget(self, request: Request) -> None:
         """A conversation is over: nothing of it needs to stay in the prefix cache."""
-        self._num_cached -= self._cached.pop(rollout, 0)
+        self._num_cached -= self._cached.pop(request, 0)
 
     def stand(self) -> None:
         """Stand still, until `take_up`."""
-        now = self._timer.clock.now()
+        now = self._timer.now_s
         self._settle(now)
         self._a = self._b = 0.0
         if not self._standing:
@@ -232,11 +181,14 @@ class Replica:
 
     def _serve(self) -> None:
         """Let in whom there is room for, and plan what comes next."""
-        now = self._timer.clock.now()
-        line = self._line
-        if line:
+        now = self._timer.now_s
+        line, prefilling = self._line, self._prefilling
+        if line and now > self._at:
             self._settle(now)
-        while line and self._may_serve() and not self.dead:
+        while line and not self.dead:
+            running = self._num + len(prefilling)
+            if len(prefilling) >= self._lines or running >= self._slots or self._standing:
+                break
             _, _, request, part = line[0]
             if request.part != part:
                 heapq.heappop(line)
@@ -244,7 +196,6 @@ class Replica:
             resident = request.context_tokens
             if request.answer:
                 resident += request.num_answered
-            running = self._num + len(self._prefilling)
             if running and self._resident + resident + _HEADROOM * (running + 1) > self._capacity:
                 break  # ends make room
             heapq.heappop(line)
@@ -254,7 +205,7 @@ class Replica:
     def _let_in(self, request: Request, resident: int, now: float) -> None:
         cached = self._hit(request, resident)
         self._resident += resident
-        if self._resident + self._num_cached > self._capacity:
+        if self._resident + self._num_cached > self._with_host:
             self._evict()
         request.resident = resident
         request.waited_s += now - request.since_s
@@ -272,7 +223,7 @@ class Replica:
 
     def _hit(self, request: Request, resident: int) -> int:
         """Return how many tokens of its context the prefix cache holds: all but the last one at most."""
-        cached = self._cached.pop(request.rollout, 0)
+        cached = self._cached.pop(request, 0)
         self._num_cached -= cached
         if not cached and request.group in self._prompts:
             cached = request.prompt_tokens
@@ -284,9 +235,10 @@ class Replica:
 
     def _evict(self) -> None:
         cached = self._cached
-        while cached and self._resident + self._num_cached > self._capacity:
-            rollout = next(iter(cached))
-            self._num_cached -= cached.pop(rollout)
+        while cached and self._resident + self._num_cached > self._with_host:
+            request = next(iter(cached))
+            self._num_cached -= cached.pop(request)
+            self._prompts.pop(request.group, None)
 
     def _leave_prefill(self, request: Request, now: float) -> None:
         del self._prefilling[request]
@@ -300,7 +252,7 @@ class Replica:
         request, part = planned
         if request.part != part or self.dead:
             return
-        now = self._timer.clock.now()
+        now = self._timer.now_s
         del self._prefilling[request]
         self._settle(now)
         self._decode(request, now)
@@ -322,27 +274,27 @@ class Replica:
 
     def _settle(self, now: float) -> None:
         """Bring the virtual clock to now; it stands still while a plan is not being followed."""
-        if self._a:
-            passed = now - self._at
-            if passed > 0.0:
-                b = self._b
-                if b > 0.0:
-                    tokens = 2.0 * passed / (self._a + sqrt(self._a * self._a + 4.0 * b * passed))
-                    self._a += 2.0 * b * tokens
-                else:
-                    tokens = passed / self._a
-                self._v += tokens
-                grown = self._num * tokens
-                self.num_decoded += grown
-                self.decoded_s += passed
-                self.running_s += self._num * passed
-                self.resident_s += (self._resident + 0.5 * grown) * passed
-                self._resident += grown
+        passed, a = now - self._at, self._a
         self._at = now
+        if a and passed > 0.0:
+            b, num = self._b, self._num
+            if b > 0.0:
+                tokens = 2.0 * passed / (a + sqrt(a * a + 4.0 * b * passed))
+                self._a = a + 2.0 * b * tokens
+            else:
+                tokens = passed / a
+            self._v += tokens
+            grown = num * tokens
+            self.num_decoded += grown
+            self.decoded_s += passed
+            self.running_s += num * passed
+            self.resident_s += (self._resident + 0.5 * grown) * passed
+            self._resident += grown
 
     def _plan(self, now: float) -> None:
         """Find the next end, or the moment at which memory is full, from what is here now."""
-        self._settle(now)
+        if now > self._at:
+            self._settle(now)
         self._a = self._b = 0.0
         decoding = self._decoding
         while decoding and decoding[0][2].part != decoding[0][3]:
@@ -350,14 +302,18 @@ class Replica:
         if not decoding or self._standing or (self._shares and self._prefilling):
             return
         num, resident = self._num, self._resident
-        tokens = max(decoding[0][0] - self._v, _EPSILON)
+        tokens = decoding[0][0] - self._v
         if num > 1 and resident + num * tokens > self._capacity:
-            tokens = max((self._capacity - resident) / num, _EPSILON)
+            tokens = (self._capacity - resident) / num
+        if tokens < _EPSILON:
+            tokens = _EPSILON
         decode_s = self._engine.decode_s
         a = decode_s(num, resident) / self._pace
         mean = decode_s(num, resident + 0.5 * num * tokens) / self._pace
-        self._a, self._b = a, max(0.0, (mean - a) / tokens)
-        at = now + tokens * mean
+        self._a = a
+        if mean > a:
+            self._b = (mean - a) / tokens
+        at = self._due = now + tokens * mean
         if at < self._planned:
             self._planned = at
             self._timer.at(at - now, self._fire, at)
@@ -368,7 +324,11 @@ class Replica:
         self._planned = inf
         if self.dead or not self._a:
             return  # it stands still; what lets it go on plans
-        now = self._timer.clock.now()
+        now = self._timer.now_s
+        if at < self._due:
+            self._planned = self._due
+            self._timer.at(self._due - now, self._fire, self._due)
+            return
         self._settle(now)
         ended: list[Request] = []
         decoding, limit = self._decoding, self._v + _EPSILON
@@ -397,14 +357,18 @@ class Replica:
         request.decode_s += now - request.since_s
         if whole:
             kept = request.resident + num
-            self._cached[request.rollout] = kept
+            self._cached[request] = kept
             self._num_cached += kept
-            if self._resident + self._num_cached > self._capacity:
+            if self._resident + self._num_cached > self._with_host:
                 self._evict()
 
     def _cut(self, request: Request, num: int) -> None:
         """Append `num` tokens to a request's answer, by the version that each was decoded with."""
         versions, answer, begun, done = self._versions, request.answer, request.begun_v, 0
+        if len(versions) == 1 and not answer:
+            if num:
+                answer.append(VersionSpan(versions[0][1], versions[0][2], num))
+            return
         for index in range(len(versions)):
             until = int(versions[index + 1][0] - begun + _EPSILON) if index + 1 < len(versions) else num
             part = min(until, num) - done
@@ -428,7 +392,7 @@ class Replica:
         """One reason less to stand still."""
         if self.dead:
             return
-        now = self._timer.clock.now()
+        now = self._timer.now_s
         self._standing -= 1
         if not self._standing:
             for request, left in list(self._prefilling.items()):

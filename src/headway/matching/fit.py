@@ -110,5 +110,10 @@ def kv_room(
     raise UserError(rule, key="hardware.generator.count", value=pool.count, remedy=remedy)
 
 
+def offload_room(model: ModelNumbers, pool: GeneratorPoolSettings) -> int:
+    """Return the tokens whose keys and values fit into a replica's host memory."""
+    return int(pool.kv_offload_gb * 1e9 / kv_bytes_per_token(model, pool))
+
+
 def _gb(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.1f} GB"

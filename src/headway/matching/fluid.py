@@ -15,14 +15,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from headway.matching.load import Means, Replica, most_running, replica_at
-from headway.matching.sampled import Drawn, PrefillTimes, Sample, time_prefills
+from headway.matching.closed_forms import moved_rates, zero_advantage, zero_advantage_at
+from headway.matching.load import MOST_PREFILL, Means, Replica, most_running, replica_at
+from headway.matching.sampled import PrefillTimes, Sample, time_prefills
 
 if TYPE_CHECKING:
     from headway.matching.build import Models
     from headway.matching.spec_load import Spec
 
 _ROUNDS = 80
+_LOADS = (1.0, 0.8, 0.6, 0.45, 0.3, 0.2, 0.1)  # of the most that an engine can decode at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,10 @@ class Flow:
     blocked: float  # share of production that admission holds back
     rows: float  # rollouts that a step trains
     row_tokens: float  # of a trained rollout, prompt and observations included
+    row_squares: float  # mean square of that
     trained_tokens: float  # sampled ones, of a trained rollout
     zero: float  # groups without signal
+    lost_to_zero: float  # of the groups, those that are dropped for it
     stale: float  # groups too old
     failed: float  # rollouts that are lost
     cancelled: float  # rollouts started and not needed, of all that are started
@@ -56,6 +60,7 @@ class Flow:
     spans: list[tuple[float, float, int]]  # of rollouts: seconds, those of its group, sampled tokens
     first_token_s: float
     start_s: float  # of a sandbox
+    line_s: float  # that a rollout stands in line before its first token
     lag_steps: float  # of a trained group's staleness, what is not its own life: see `ages`
 
     def ages(self, bound: int) -> dict[int, float]:
@@ -66,7 +71,7 @@ class Flow:
         """
         shares: dict[int, float] = {}
         for life in self.group_s:
-            steps = max(0.0, life / self.period_s + self.lag_steps)
+            steps = max(0.0, (life - self.line_s) / self.period_s + self.lag_steps)
             low = int(steps)
             for age, weight in ((low, low + 1 - steps), (low + 1, steps - low)):
                 if weight > 0.0 and age <= bound:
@@ -81,7 +86,7 @@ class Flow:
         """
         shares: dict[int, float] = {}
         for took_s, life, num_tokens in self.spans:
-            first = max(0.0, life / self.period_s + self.lag_steps + 1.0)
+            first = max(0.0, (life - self.line_s) / self.period_s + self.lag_steps + 1.0)
             last = max(0.0, (life - took_s) / self.period_s + self.lag_steps + 1.0)
             if int(first) > bound + 1:
                 continue
@@ -124,9 +129,13 @@ class Fluid:
         self.zero = self._zero_share()
         rollouts = sample.rollouts
         self.failed = sum(drawn.fails for drawn in rollouts) / len(rollouts)
-        self._first_share = [
-            drawn.first_answer / max(1, drawn.answer_tokens) for drawn in rollouts if drawn.num_calls
-        ]
+        callers = [drawn for drawn in rollouts if drawn.num_calls]
+        self._users = len(callers) / len(rollouts)  # of the rollouts, those that use a sandbox
+        self._called = {  # of theirs, spread over all rollouts
+            "decoded": sum(drawn.answer_tokens - drawn.first_answer for drawn in callers) / len(rollouts),
+            "turns": sum(drawn.num_turns for drawn in callers) / len(rollouts),
+            "tool_s": sum(drawn.tool_s for drawn in callers) / len(rollouts),
+        }
         self.start_s = spec.fleet.start_s if spec.workload.uses_sandbox else 0.0
         turns = self.means.turns
         self._members = [
@@ -143,17 +152,28 @@ class Fluid:
             for group in sample.groups
         ]
         self._kept_rows = self._rows()
+        self._most, self._why = most_running(models.engine, self.means)
+        self._best = self._fastest()
         self._point = _Point(running=1.0, still=0.0, wait=0.5, extra_s=0.0, period_s=0.0)
 
     # --- what does not change in the iteration
 
     def _zero_share(self) -> float:
         """Return the share of groups whose members all have the same reward."""
-        size, total = self.kept, 0.0
-        for index in range(len(self.sample.groups)):
-            rate = self.models.workload.solve_rate(f"train/{index}", self.sample.step)
-            total += rate**size + (1.0 - rate) ** size
-        return total / len(self.sample.groups)
+        workload = self.spec.workload
+        alpha, beta = workload.solve_alpha, workload.solve_beta
+        if not workload.learning:
+            return zero_advantage(alpha, beta, self.kept).total
+        rates = moved_rates(alpha, beta, workload.learning * self.sample.step)
+        return sum(zero_advantage_at(rate, self.kept) for rate in rates) / len(rates)
+
+    def _fastest(self) -> Replica:
+        """Return a replica at the load that puts most through: a full memory leaves no prefix cache."""
+        engine, means = self.models.engine, self.means
+        points = (
+            replica_at(max(1e-3, share * self._most), engine, means, self.prefill, 0.0) for share in _LOADS
+        )
+        return max(points, key=lambda replica: replica.rate)
 
     def _batch(self) -> float:
         """Return the groups that a step trains: less than a batch where refills do not suffice."""
@@ -193,16 +213,11 @@ class Fluid:
                 break
         return settled
 
-    def _end_s(self, drawn: Drawn, replica: Replica, extra_s: float) -> float:
-        prefill_s = replica.prefill_s * drawn.num_turns / self.means.turns
-        start_s = self.start_s if drawn.num_calls else 0.0
-        return drawn.answer_tokens * replica.token_s + prefill_s + drawn.tool_s + start_s + extra_s
-
     def _round(self, point: _Point, share_running: float) -> _Settled:
         """Compute everything at a point, and move the point."""
         spec, models = self.spec, self.models
         scheduler, replicas = spec.scheduler, models.replicas
-        most, why = most_running(models.engine, self.means)
+        most = self._most
         replica = replica_at(min(point.running, most), models.engine, self.means, self.prefill, point.still)
         settled, finished, lifetimes, latencies, spent = 0.0, 0.0, list[float](), list[float](), 0.0
         decoded, late, spans = 0.0, 0, list[tuple[float, float, int]]()
@@ -253,7 +268,7 @@ class Fluid:
         rate = running_groups / (life_s)  # groups/s
         running = rate * decoded_per_group * replica.token_s / replicas
         running *= 1.0 - min(0.999, 0.0 if models.engine.separate_prefill else replica.prefill_fraction)
-        caps = self._caps(replica, most, why, point, decoded_per_group)
+        caps = self._caps(replica, point, decoded_per_group)
         name, cap = min(caps.items(), key=lambda item: item[1])
         bare_s = life_s - point.extra_s
         if rate > cap * 1.0001 or (point.extra_s and running_groups / max(1e-9, bare_s) > cap):
@@ -263,7 +278,7 @@ class Fluid:
         else:
             point.extra_s *= 0.5
         if name in ("kv", "setting") and capped == name:
-            running = max(running, most)
+            running = max(running, most if models.engine.separate_prefill else self._best.running)
         point.running = max(1e-3, 0.5 * (min(point.running, most) + min(running, most)))
         production = rate * finished / num
         stale = late / num
@@ -291,8 +306,10 @@ class Fluid:
             blocked=0.0,
             rows=rows,
             row_tokens=row_tokens,
+            row_squares=squares,
             trained_tokens=sampled,
             zero=self.zero,
+            lost_to_zero=zero,
             stale=stale,
             failed=self.failed,
             cancelled=max(0.0, 1.0 - finished / (num * started) - self.failed),
@@ -307,6 +324,7 @@ class Fluid:
             spans=spans,
             first_token_s=self.prefill.first_s + replica.token_s + point.extra_s / self.means.turns,
             start_s=self.start_s,
+            line_s=point.extra_s / self.means.turns,
             lag_steps=(ahead - running_groups) / max(1e-9, rate) / period_s - max(0.0, point.wait),
         )
         return _Settled(flow, effective, rows / cycle_s)
@@ -332,28 +350,30 @@ class Fluid:
         """Return the mean seconds that a rollout holds a sandbox: from its first tool call to its end."""
         if not self.spec.workload.uses_sandbox:
             return 0.0
-        held = [
-            self._end_s(drawn, replica, extra_s) - drawn.first_answer * replica.token_s
-            for drawn in self.sample.rollouts
-            if drawn.num_calls
-        ]
-        return max(0.0, sum(held) / max(1, len(self.sample.rollouts)))
+        decoded_s = self._called["decoded"] * replica.token_s
+        prefill_s = self._called["turns"] * replica.prefill_s / self.means.turns
+        return decoded_s + prefill_s + self._called["tool_s"] + self._users * (self.start_s + extra_s)
 
-    def _caps(
-        self, replica: Replica, most: float, why: str, point: _Point, decoded: float
-    ) -> dict[str, float]:
+    def _caps(self, replica: Replica, point: _Point, decoded: float) -> dict[str, float]:
         """Return what each limited resource can put through, groups/s."""
         models, scheduler = self.models, self.spec.scheduler
-        full = replica_at(most, models.engine, self.means, self.prefill, point.still)
+        engine = models.engine
         share = decoded / max(1.0, self.means.answer_tokens)  # whole rollouts that a group decodes
-        caps = {why: full.rate * models.replicas / max(1e-9, share)}
-        if full.prefill_bound:
-            caps = {"prefill": caps[why]}
+        rate = self._best.rate * (1.0 - point.still)
+        caps = {self._why: rate * models.replicas / max(1e-9, share)}
+        if engine.separate_prefill and engine.prefill_lines:
+            lines = MOST_PREFILL * engine.prefill_lines
+            caps["prefill"] = lines / self.prefill.seconds(replica.hit) * models.replicas / max(1e-9, share)
+            full_s = self.means.answer_tokens * engine.decode_s(
+                self._most, self._most * self.means.resident_tokens
+            )
+            rate = self._most / full_s * engine.tokens_per_iteration * (1.0 - point.still)
+            caps[self._why] = rate * models.replicas / max(1e-9, share)
         if self.spec.workload.uses_sandbox:
-            users = sum(drawn.num_calls > 0 for drawn in self.sample.rollouts) / len(self.sample.rollouts)
-            members = self.sample.group_size * max(1e-9, users)
+            users = max(1e-9, self._users)
+            members = self.sample.group_size * users
             places = max(1, scheduler.max_sandboxes - scheduler.verify_sandboxes)
-            held_s = self._held_s(replica, 0.0) / max(1e-9, users)
+            held_s = self._held_s(replica, 0.0) / users
             caps["sandboxes"] = places / max(1e-9, held_s) / members
             fleet = self.spec.fleet
             rates = (scheduler.max_sandbox_starts_per_s, fleet.creates_per_s)

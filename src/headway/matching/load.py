@@ -3,7 +3,8 @@
 n requests decode at once, hold r tokens each, and get a token every decode_s(n, n r). Where prefill shares
 the replica, rollouts that arrive at a rate x keep it busy for x P of the time (P seconds of prefill each) and
 decoding has the rest: x (A t + n P) = n, with A sampled tokens and t seconds a token. The prefix cache has
-the room that decoding leaves; a conversation that waits at a tool finds itself there as far as it fits.
+the room that decoding leaves, and that in host memory; a conversation that waits at a tool finds itself there
+as far as it fits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from headway.matching.contracts import EngineModel
     from headway.matching.sampled import PrefillTimes
 
-_MOST_PREFILL = 0.98  # of the time: beyond it the line of prefills grows without end
+MOST_PREFILL = 0.98
+"""Of the time that prefill machines can be busy: beyond it their line grows without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,9 @@ def replica_at(
     resident = running * means.resident_tokens
     step_s = engine.decode_s(running, resident) / engine.tokens_per_iteration / max(0.05, 1.0 - still)
     alone_s = means.answer_tokens * step_s
-    room = max(0.0, engine.kv_tokens - resident) if engine.kv_tokens else None
+    room = None
+    if engine.kv_tokens:
+        room = max(0.0, engine.kv_tokens - resident) + engine.offload_tokens
     hit, rate = 1.0, running / alone_s
     for _ in range(6):
         if room is not None:
@@ -75,7 +79,7 @@ def replica_at(
         prefill_s = prefill.seconds(hit)
         if engine.separate_prefill:
             lines = float(engine.prefill_lines) if engine.prefill_lines else 1e9
-            rate = min(running / alone_s, _MOST_PREFILL * lines / max(prefill_s, 1e-12))
+            rate = min(running / alone_s, MOST_PREFILL * lines / max(prefill_s, 1e-12))
         else:
             rate = running / (alone_s + running * prefill_s)
         if room is None:
@@ -85,7 +89,7 @@ def replica_at(
     if engine.separate_prefill:
         lines = float(engine.prefill_lines) if engine.prefill_lines else 1e9
         busy /= lines
-        bound = busy > 0.97 * _MOST_PREFILL
+        bound = busy > 0.97 * MOST_PREFILL
     else:
         token_s = step_s / max(1e-3, 1.0 - busy)
     wait = 1.0 + busy / (2.0 * lines * max(0.02, 1.0 - busy))  # M/D/1 for one line

@@ -31,6 +31,7 @@ class PlainEngine:
     def __init__(self, sim: SimSettings) -> None:
         self._sim = sim
         self.max_running, self.kv_tokens = sim.max_running, sim.kv_tokens
+        self.offload_tokens = 0
 
     def decode_s(self, num_running: float, resident_tokens: float) -> float:
         """Return the seconds of one token."""

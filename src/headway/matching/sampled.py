@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SEED = 20_260_616
 _MOST_TURNS = 30_000  # drawn for one sample
 _MOST_ROLLOUTS = 2_400
-_TIMED = 160  # rollouts whose prefills are timed one by one
+_TIMED_TURNS = 1_500  # whose prefills are timed one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +69,22 @@ class Sample:
         return sum(drawn.num_tokens > tokens for drawn in self.rollouts) / len(self.rollouts)
 
 
-def draw(workload: Workload, *, step: int, group_size: int, most_turns: int = _MOST_TURNS) -> Sample:
+def draw(
+    workload: Workload, *, step: int, group_size: int, most_turns: int = _MOST_TURNS, fewest: int = 8
+) -> Sample:
     """Draw groups at a step, as many as the budget of turns allows.
 
     Args:
         workload: what rollouts do.
         step: optimizer steps taken so far, for drift.
         group_size: rollouts of a task, oversampled ones included.
-        most_turns: budget; at least eight groups are drawn.
+        most_turns: budget.
+        fewest: groups that are drawn in any case.
     """
     groups: list[list[Drawn]] = []
     plans: list[RolloutPlan] = []
     turns = 0
-    while len(groups) < 8 or (turns < most_turns and len(groups) * group_size < _MOST_ROLLOUTS):
+    while len(groups) < fewest or (turns < most_turns and len(groups) * group_size < _MOST_ROLLOUTS):
         task = f"train/{len(groups)}"
         group: list[Drawn] = []
         for member in range(group_size):
@@ -89,7 +92,7 @@ def draw(workload: Workload, *, step: int, group_size: int, most_turns: int = _M
             plan = workload.plan(rng, task, f"{task}.{member}", 0, step, "train")
             turns += len(plan.turns)
             group.append(_sum_up(plan))
-            if len(plans) < _TIMED:
+            if turns <= _TIMED_TURNS or not plans:
                 plans.append(plan)
         groups.append(group)
     return Sample(step, groups, plans, group_size)

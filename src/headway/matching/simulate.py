@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headway.core.clock import VirtualClock
 from headway.core.codec import dumps
 from headway.core.commands import (
     ApplyVersion,
@@ -132,6 +131,7 @@ class SimulatedDriver:
         models: what the run is made of.
         sim: the settings that they were made from, or what goes wrong.
         sink: takes each journal line as it is made.
+        now_s: the virtual time.
         finish: the scheduler's last command, None before.
     """
 
@@ -152,8 +152,7 @@ class SimulatedDriver:
         self.fleet = self.models.fleet.begin()
         self.sink = sink
         self.rng = random.Random(seed)
-        self.clock = VirtualClock()
-        self.clock.advance_to(start_s)
+        self.now_s = start_s
         self.lineage = lineage
         self.finish: Finish | None = None
         self._seed = seed
@@ -174,11 +173,11 @@ class SimulatedDriver:
         if self.lineage:
             step = self.run.checkpoints[-1] if self.run.checkpoints else 0
             self.run.roll_back(step)
-            self.feed(RunResumed(self.lineage, step, self.clock.now()))
+            self.feed(RunResumed(self.lineage, step, self.now_s))
         else:
             self.feed(RunStarted())
         self._start_workers()
-        heap, clock, pop, run = self._heap, self.clock, heapq.heappop, self.run
+        heap, pop, run = self._heap, heapq.heappop, self.run
         until = run.num_events + (max_events if stop_after is None else stop_after)
         while run.num_events < until:
             if self.finish is not None:
@@ -186,7 +185,7 @@ class SimulatedDriver:
             if not heap:
                 raise DeadlineError(f"the simulation hangs; open waits: {self.run.scheduler.state.deadlines}")
             at, _, action, argument = pop(heap)
-            clock.advance_to(at)
+            self.now_s = at
             if argument is None:
                 action()
             else:
@@ -231,24 +230,26 @@ class SimulatedDriver:
     def at(self, delay_s: float, action: Callable[..., None], argument: Any = None) -> None:
         """Do something `delay_s` seconds from now: `action(argument)`, or `action()` without one."""
         self._count += 1
-        heapq.heappush(self._heap, (self.clock.now() + delay_s, self._count, action, argument))
+        heapq.heappush(self._heap, (self.now_s + delay_s, self._count, action, argument))
 
     def feed(self, event: Event) -> None:
         """Let an event happen now and carry out what follows from it."""
         if self.finish is not None:
             return
-        run, now = self.run, self.clock.now()
+        run, now = self.run, self.now_s
         commands, notes = run.scheduler.handle(event, now)
         if run.keeps:
             run.entries.append(SimEntry(run.num_events, now, event, commands, notes))
         if self.sink is not None:
             self.sink(run.num_events, now, event, commands, notes)
         run.num_events += 1
-        for note in notes:
-            if type(note) is RolloutSettled:
-                self.rollouts.settled(note.rollout)
-        for command in commands:
-            self._obey(command)
+        if notes:
+            for note in notes:
+                if type(note) is RolloutSettled:
+                    self.rollouts.settled(note.rollout)
+        if commands:
+            for command in commands:
+                self._obey(command)
         if run.controller is not None:
             entry = SimEntry(run.num_events - 1, now, event, commands, notes)
             for decision in run.controller.feed(entry):
@@ -329,7 +330,7 @@ class SimulatedDriver:
 
     def _wake(self, command: WakeAt) -> None:
         self._wake_at_s = command.at_s
-        self.at(max(0.0, command.at_s - self.clock.now()), self._wakes, command.at_s)
+        self.at(max(0.0, command.at_s - self.now_s), self._wakes, command.at_s)
 
     def _wakes(self, at_s: float) -> None:
         if self._wake_at_s == at_s:

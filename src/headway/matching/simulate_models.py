@@ -133,7 +133,7 @@ class ModelledDriver:
 
     def _generator(self, driver: SimulatedDriver) -> dict[str, Any]:
         """Return how the replicas spent the whole run."""
-        replicas, now = list(driver.rollouts.replicas.values()), driver.clock.now()
+        replicas, now = list(driver.rollouts.replicas.values()), driver.now_s
         whole = max(now, 1e-9) * len(replicas)
         capacity = self._models.engine.kv_tokens or inf
         return {

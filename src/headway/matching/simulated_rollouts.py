@@ -31,7 +31,6 @@ from headway.matching.engine_replica import Replica, Request
 if TYPE_CHECKING:
     import random
 
-    from headway.core.clock import VirtualClock
     from headway.core.commands import Cancel, GrantSandbox, Park, ReleaseSandbox, Resume, StartRollout
     from headway.core.events import Owner
     from headway.matching.contracts import Fleet, RolloutPlan
@@ -45,7 +44,7 @@ class Stage(Protocol):
     faults: Faults
     fleet: Fleet
     rng: random.Random
-    clock: VirtualClock
+    now_s: float
 
     @property
     def step(self) -> int:
@@ -116,6 +115,7 @@ class SimRollouts:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
+        self._turns_fail = bool(stage.faults.p_environment_fails or stage.faults.p_infrastructure_fails)
         self.replicas: dict[str, Replica] = {}
         self.known: dict[str, SimRollout] = {}  # newest attempts of rollouts that are not settled
 
@@ -125,7 +125,7 @@ class SimRollouts:
         """Begin an attempt, or go on from a parked one of an earlier life."""
         stage, faults = self._stage, self._stage.faults
         plan = self.plan(command.task_id, command.rollout, command.attempt, command.seed, command.purpose)
-        rollout = SimRollout(command, plan, stage.clock.now())
+        rollout = SimRollout(command, plan, stage.now_s)
         rollout.hangs = stage.happens(faults.p_hangs)
         rollout.ignores_cancel = rollout.hangs and stage.happens(faults.p_ignores_cancel)
         self.known[rollout.rollout] = rollout
@@ -166,7 +166,7 @@ class SimRollouts:
         if rollout is None or rollout.over or not rollout.parked:
             return
         rollout.parked, rollout.replica = False, command.replica
-        parked_s = self._stage.clock.now() - rollout.parked_s
+        parked_s = self._stage.now_s - rollout.parked_s
         rollout.stood_s += parked_s
         held = rollout.context_tokens + (rollout.num_answered if rollout.asks else 0)
         event = RolloutResumed(command.rollout, command.attempt, command.replica, held, parked_s)
@@ -180,7 +180,7 @@ class SimRollouts:
         if rollout is None or rollout.over:
             stage.later(0.0, SandboxReleased(command.rollout, command.attempt, command.sandbox))
             return
-        now, recorded = stage.clock.now(), rollout.plan.sandbox_start_s
+        now, recorded = stage.now_s, rollout.plan.sandbox_start_s
         start = stage.fleet.start(stage.rng, now)
         start_s = start.at_s - now if recorded is None else recorded
         ready = SandboxReady(command.rollout, command.attempt, command.sandbox, start_s)
@@ -265,7 +265,7 @@ class SimRollouts:
         else:
             rollout.spans = merge_spans([*spans, *answer])
         context = rollout.context_tokens
-        resident = context + sum(span[2] for span in answer)
+        resident = context + (answer[0][2] if len(answer) == 1 else rollout.num_answered)
         rollout.num_sampled += resident - context
         rollout.turn = turn + 1
         rollout.context_tokens = resident + plan.turns[turn].observation_tokens
@@ -273,7 +273,7 @@ class SimRollouts:
         rollout.sum_prefill_s += rollout.prefill_s
         rollout.sum_decode_s += rollout.decode_s
         if answer:
-            rollout.turn_version = min(span[1] for span in answer)
+            rollout.turn_version = answer[0][1] if len(answer) == 1 else min(span[1] for span in answer)
             if rollout.shaped_by is not None:
                 rollout.environment_ages.append(answer[-1][1] - rollout.shaped_by)
         finish = "length" if plan.truncated and rollout.turn == len(plan.turns) else "stop"
@@ -285,12 +285,9 @@ class SimRollouts:
         )  # fmt: skip
         if rollout.over:
             return
-        faults = stage.faults
-        if stage.happens(faults.p_environment_fails):
-            self._fail(rollout, "environment", "exception")
-        elif stage.happens(faults.p_infrastructure_fails):
-            self._fail(rollout, "infrastructure", "engine_lost")
-        elif plan.fails_after is not None and rollout.turn >= plan.fails_after:
+        if self._turns_fail and self._failed(rollout):
+            return
+        if plan.fails_after is not None and rollout.turn >= plan.fails_after:
             cause = "exception" if plan.failure == "environment" else "engine_lost"
             self._fail(rollout, plan.failure, cause)
         elif plan.turns[turn].tool_s is None:
@@ -301,6 +298,15 @@ class SimRollouts:
             stage.tell(SandboxWanted(rollout.rollout, rollout.attempt, rollout.sandbox, "rollout"))
         else:
             self._use_tool(rollout)
+
+    def _failed(self, rollout: SimRollout) -> bool:
+        """Draw whether an attempt fails at the end of an answer."""
+        stage, faults = self._stage, self._stage.faults
+        if stage.happens(faults.p_environment_fails):
+            self._fail(rollout, "environment", "exception")
+        elif stage.happens(faults.p_infrastructure_fails):
+            self._fail(rollout, "infrastructure", "engine_lost")
+        return rollout.over
 
     def _go_on(self, rollout: SimRollout) -> None:
         if rollout.turn >= len(rollout.plan.turns):
@@ -344,7 +350,7 @@ class SimRollouts:
 
     def _set_aside(self, rollout: SimRollout, cause: Literal["asked", "engine_lost"]) -> None:
         self._leave(rollout)
-        rollout.parked, rollout.parked_s = True, self._stage.clock.now()
+        rollout.parked, rollout.parked_s = True, self._stage.now_s
         begun = rollout.answer if rollout.asks else []
         payload = ""
         if self._stage.faults.keeps_partials:
@@ -358,7 +364,7 @@ class SimRollouts:
         if rollout.over:
             return
         rollout.over = rollout.ended = True
-        self.replicas[rollout.replica].forget(rollout.rollout)
+        self.replicas[rollout.replica].forget(rollout)
         wrote = rollout.context_tokens - rollout.num_sampled
         self._stage.tell(
             RolloutEnded(
@@ -382,7 +388,7 @@ class SimRollouts:
         replica = self.replicas.get(rollout.replica)
         if replica is not None:
             replica.take(rollout)
-            replica.forget(rollout.rollout)
+            replica.forget(rollout)
 
     def _attempt(self, name: str, number: int) -> SimRollout | None:
         rollout = self.known.get(name)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _KEPT = ("trained", "evaluated", "carried")
 _NOT_REJECTED = (*_KEPT, "stopped", "unused")
+_MAX_GROUPS = 2048  # whose latencies are remembered until they settle
 _NEITHER = ("stopped", "unused", "carried", "evaluated")
 _PARTS = ("queue_s", "parked_s", "sandbox_start_s", "prefill_s", "decode_s", "tool_s", "score_s")
 _SKETCHES = (
@@ -88,7 +89,7 @@ class Tally:
         """Take a journal line."""
         self.now = t
         takes = self._takes
-        if (found := takes.get(type(event))) is not None:
+        if (found := takes.get(type(event))) is not None and not _is_ignored(event, said):
             found(t, event)
         if asked:
             for command in asked:
@@ -168,8 +169,10 @@ class Tally:
             "tool_s": rollout.sum_tool_s,
             "score_s": max(0.0, event.duration_s - event.sandbox_start_s),
         }
-        sketches = self._sketches
-        sketches["rl.latency.queue_s"].add(max(0.0, whole - sum(parts.values())))
+        sketches, explained = self._sketches, sum(parts.values())
+        if explained > whole:  # a tool call went on while the rollout was parked
+            parts = {name: part * whole / explained for name, part in parts.items()}
+        sketches["rl.latency.queue_s"].add(max(0.0, whole - explained))
         for name, part in parts.items():
             sketches[f"rl.latency.{name}"].add(part)
         sketches["rl.latency.end_to_end_s"].add(whole)
@@ -185,6 +188,8 @@ class Tally:
             self._num_late_finished += 1
         self._environment.update(rollout.environment_ages)
         most, total, num = self._groups.get(rollout.group, (0.0, 0.0, 0))
+        if len(self._groups) > _MAX_GROUPS:  # groups that were set aside never settle
+            del self._groups[next(iter(self._groups))]
         self._groups[rollout.group] = (max(most, whole), total + whole, num + 1)
 
     def _settled(self, t: float, note: notes.RolloutSettled) -> None:
@@ -195,15 +200,13 @@ class Tally:
         self._depth.rollout_settled(note.group, note.rollout)
         self._fates[fate] += 1
         self._fate_tokens[fate] += num_tokens
-        if note.group in self._accepted and fate not in _NOT_REJECTED:
-            self._counts["rejected"] += 1
-        if fate == "cancelled":
-            self._groups.pop(note.group, None)
+        rollout = self._known.get(note.rollout)
+        if note.group in self._accepted and fate not in _NOT_REJECTED and rollout is not None:
+            self._counts["rejected"] += rollout.scored
         if fate in _NEITHER:
             return
         kind = "kept"
         if fate == "cancelled":
-            rollout = self._known.get(note.rollout)
             kind = "finished" if rollout is not None and rollout.ended else "unfinished"
         elif fate.startswith("failed_"):
             kind = "errored"
@@ -272,6 +275,8 @@ class Tally:
 
     def _finished(self, t: float, command: commands.Finish) -> None:
         self._stopping(t)
+        for level in (self._live, self._starting, self._in_flight, self._parked):
+            level.advance(t)
         self.outcome, self.message = command.outcome, command.message
 
     # --- sandboxes
@@ -378,6 +383,14 @@ class Tally:
         keys["rl.oversampling.kept_tokens"], keys["rl.oversampling.all_tokens"] = kept, every
         keys["rl.oversampling.length_ratio"] = None if kept is None or every is None else ratio(kept, every)
         return keys
+
+
+def _is_ignored(event: events.Event, said: list[notes.Note]) -> bool:
+    """Whether an event changed nothing; a sandbox is gone even so."""
+    if isinstance(event, events.SandboxReleased | events.SandboxLost):
+        return False
+    kind = type(event).__name__
+    return any(type(note) is notes.Ignored and note.event == kind for note in said)
 
 
 def _change(level: Level, t: float, by: int) -> None:

@@ -59,7 +59,7 @@ class SimTrainer:
                 )
 
         slower = stage.faults.stall_factor if stage.happens(stage.faults.p_trainer_stalls) else 1.0
-        busy_s = max(0.0, self._free_s - stage.clock.now())
+        busy_s = max(0.0, self._free_s - stage.now_s)
         stage.at(busy_s + model.load_s + slower * compute_s, end)
 
     def train_part(self, command: TrainPart) -> None:
@@ -73,7 +73,7 @@ class SimTrainer:
         whole = max(1.0, size / num)
         compute_s = model.step_s(max(num, size), round(num_tokens * whole), squares * whole) / whole
         self._gathered_s += compute_s
-        self._free_s = stage.clock.now() + model.load_s + compute_s
+        self._free_s = stage.now_s + model.load_s + compute_s
         self._later(model.load_s + compute_s, PartEnded(command.batch, command.part, compute_s, num_tokens))
 
     def publish(self, command: Publish) -> None:

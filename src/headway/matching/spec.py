@@ -47,13 +47,18 @@ class GeneratorPoolSettings(PoolSettings):
     max_running: int = setting(0, "Requests of a replica at once; 0 takes generator.max_running.", ge=0)
     replicas: int = setting(0, "Engines; 0 cuts them by count and parallelism.", ge=0)
     bandwidth_efficiency: float = setting(
-        0.6, "Of the memory bandwidth that decoding reaches. A constant to fit.", gt=0.0, le=1.0
+        0.85, "Of the memory bandwidth that decoding reaches. A constant to fit.", gt=0.0, le=1.0
     )
     compute_efficiency: float = setting(
-        0.5, "Of the peak FLOP/s that prefill reaches. A constant to fit.", gt=0.0, le=1.0
+        0.6, "Of the peak FLOP/s that prefill reaches. A constant to fit.", gt=0.0, le=1.0
+    )
+    layer_s: float = setting(
+        32e-6,
+        "Of a layer's kernels in an iteration, whatever their load; one with experts counts twice. To fit.",
+        ge=0.0,
     )
     iteration_s: float = setting(
-        0.004, "Of a decode iteration, whatever its load: launches, sampling, scheduling. To fit.", ge=0.0
+        0.01, "Of a decode iteration, whatever its load and model: sampling, scheduling. To fit.", ge=0.0
     )
 
 

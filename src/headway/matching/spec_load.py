@@ -17,6 +17,7 @@ from headway.config.source import Source, read_source
 from headway.config.validate import validate
 from headway.core.errors import UserError
 from headway.core.settings import setting
+from headway.matching.cost import CostSettings
 from headway.matching.engine import num_replicas
 from headway.matching.model_config import find_model
 from headway.matching.model_facts import ModelNumbers
@@ -50,6 +51,7 @@ class SpecSections(Config):
     workload: WorkloadSettings
     fleet: FleetSettings
     timings: TimingSettings
+    cost: CostSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,17 @@ class Spec:
     scheduler: SchedulerSettings
     model: ModelNumbers | None  # None where the SPEC names none: times are measured
     source: Source
-    name: str
+    path: Path | None  # of its file
+    overrides: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the file, without its ending."""
+        return "spec" if self.path is None else self.path.stem
+
+    def changed(self, *overrides: str) -> Spec:
+        """Return the SPEC with further overrides; raises what `load_spec` raises."""
+        return load_spec(self.path, (*self.overrides, *overrides))
 
     @property
     def config(self) -> Config:
@@ -129,8 +141,23 @@ def load_spec(path: Path | None, overrides: Sequence[str] = ()) -> Spec:
             error.key, error.where = "model.path", source.where("model.path")
             raise
     sections = _with_hardware(sections)
-    name = "spec" if path is None else path.stem
-    return Spec(sections, scheduler_settings(sections), model, source, name)
+    return Spec(sections, scheduler_settings(sections), model, source, path, tuple(overrides))
+
+
+@dataclass(frozen=True, slots=True)
+class _CostOnly:
+    cost: CostSettings
+
+
+def load_cost(path: Path | None, overrides: Sequence[str] = ()) -> CostSettings:
+    """Read section [cost] alone, of a SPEC or of overrides.
+
+    Raises ConfigError for a key of it that is refused.
+    """
+    source = read_source(path, overrides)
+    for name in [name for name in source.values if path is not None and name != "cost"]:
+        del source.values[name]
+    return validate(_CostOnly, source, examples={}, rules=()).cost
 
 
 def _with_hardware(sections: SpecSections) -> SpecSections:

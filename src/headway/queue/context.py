@@ -81,7 +81,7 @@ class Context:
 
     def find(self, rollout_id: str) -> tuple[GroupState, RolloutState] | None:
         """Return a live rollout and its group. Ids are `<group>.<index>`, of the group it started in."""
-        moved = self.state.moved.get(rollout_id)
+        moved = self.state.moved.get(rollout_id) if self.state.moved else None
         name, _, place = rollout_id.rpartition(".")
         group = self.state.groups.get(name if moved is None else moved)
         if group is None:

@@ -38,8 +38,8 @@ def age(state: State, lineage: int, number: int) -> int:
 
 def age_of_held(state: State) -> int | None:
     """Return the age of the oldest version that a usable replica holds, None without one."""
-    held = (age(state, r.lineage, r.number) for r in state.replicas.values() if r.usable)
-    return max(held, default=None)
+    held = {(r.lineage, r.number) for r in state.replicas.values() if r.usable}
+    return max([age(state, lineage, number) for lineage, number in held], default=None)
 
 
 def _ancestor(state: State, lineage: int, number: int) -> int:

@@ -117,7 +117,7 @@ RolloutEvent = (
     | ScoreFailed
 )
 
-_CALM = (TurnEnded, ToolEnded)
+_CALM = frozenset((TurnEnded, ToolEnded, SandboxReady, SandboxReleased))
 
 
 class Scheduler:
@@ -132,12 +132,12 @@ class Scheduler:
 
     def handle(self, event: Event, now: float) -> tuple[list[Command], list[Note]]:
         """Take one fact at time `now` (seconds since the run began) and return what follows from it."""
-        ctx = Context(self.settings, self.state, self.index, now)
+        ctx = Context(self.settings, self.state, self.index, now, [], [])
         if self.state.phase == "finished" and not isinstance(event, RunResumed):
             ctx.note(Ignored(type(event).__name__, "finished"))
             return ctx.commands, ctx.notes
         self._take(ctx, event)
-        if not self._is_calm(ctx, event):
+        if not (type(event) in _CALM and self._is_calm(ctx, event)):
             num = len(ctx.commands) + len(ctx.notes)
             self._run_rules(ctx)
             self._calm = num == len(ctx.commands) + len(ctx.notes)
@@ -158,19 +158,21 @@ class Scheduler:
         return scheduler
 
     def _is_calm(self, ctx: Context, event: Event) -> bool:
-        """Whether no rule can have anything to do.
+        """Whether no rule can have anything to do after this event, one of `_CALM`.
 
-        The event is the end of an answer or of a tool call, which asked for nothing itself; the rules had
-        nothing to do after the event before; and none of them waits for the time: the start of sandboxes at
-        a set rate, or after a pause that the provider asked for. Lost steps are left to the rules, for they
-        give up plans without a word.
+        It asked for nothing itself; the rules had nothing to do after the event before; and none of them
+        waits for the time: the start of sandboxes at a set rate, or after a pause that the provider asked
+        for. The start and the end of a sandbox matter to those that wait for one and to the run's end. Lost
+        steps are left to the rules, for they give up plans without a word.
         """
-        if not self._calm or ctx.commands or ctx.notes or type(event) not in _CALM:
+        if not self._calm or ctx.commands or ctx.notes:
             return False
         state, wanted = self.state, self.index.wanted
         if state.planned_until > state.step:
             return False
         waits = bool(wanted["rollout"] or wanted["verify"])
+        if type(event) is SandboxReady or type(event) is SandboxReleased:
+            return not waits and state.phase == "running"
         return not waits or not (self.settings.max_sandbox_starts_per_s or state.refusals.until_s)
 
     def _refresh_settings(self) -> None:

@@ -114,14 +114,21 @@ def weight(settings: SchedulerSettings, oldest_age: int) -> float:
 
 def acted(ctx: Context, rollout: RolloutState, event: TurnEnded) -> None:
     """An answer is complete: how old was the sandbox's state that it acted on?"""
-    if not event.spans:
+    spans = event.spans
+    if not spans:
         return
     state = ctx.state
-    ages = [age(state, span.lineage, span.number) for span in event.spans]
-    first = event.spans[ages.index(max(ages))]
-    rollout.newest_turn = (first.lineage, first.number)
+    first = spans[0]
+    least = most = age(state, first[0], first[1])
+    for span in spans[1:]:
+        old = age(state, span[0], span[1])
+        if old > most:
+            first, most = span, old
+        elif old < least:
+            least = old
+    rollout.newest_turn = (first[0], first[1])
     if rollout.shaped_by is not None:
-        inherited = age(state, *rollout.shaped_by) - min(ages)
+        inherited = age(state, *rollout.shaped_by) - least
         rollout.environment_age = max(rollout.environment_age, inherited)
 
 
@@ -139,9 +146,16 @@ def verdict(ctx: Context, rollout: RolloutState) -> Literal["", "drop", "restart
     state, rule, bound = ctx.state, ctx.settings.staleness, ctx.settings.queue.bound
     if not rollout.spans:
         return ""
-    wanted: list[Literal["drop", "restart"]] = []
     first = rollout.spans[0]
-    if rule.token == "drop" and oldest(state, rollout.spans) > bound:
+    oldest_age = age(state, first[0], first[1])
+    for span in rollout.spans[1:]:
+        old = age(state, span[0], span[1])
+        if old > oldest_age:
+            oldest_age = old
+    if oldest_age <= bound and rule.trajectory_bound < 0 and rule.environment_bound < 0:
+        return ""
+    wanted: list[Literal["drop", "restart"]] = []
+    if rule.token == "drop" and oldest_age > bound:
         wanted.append("drop")
     if 0 <= rule.trajectory_bound < age(state, first.lineage, first.number):
         wanted.append(rule.trajectory)

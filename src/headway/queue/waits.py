@@ -27,9 +27,7 @@ def cover(ctx: Context) -> None:
     """Make sure that a WakeAt covers the earliest deadline."""
     state = ctx.state
     earliest = ctx.index.earliest()
-    if earliest is None:
-        return
-    if state.wake_at_s is None or earliest < state.wake_at_s:
+    if earliest is not None and (state.wake_at_s is None or earliest < state.wake_at_s):
         state.wake_at_s = earliest
         ctx.ask(WakeAt(earliest))
 

@@ -70,6 +70,11 @@ def _resume(
     path = run_dir / directory.JOURNAL
     truncate_torn_tail(path)
     journal = read_journal(run_dir)
+    if journal.header.simulated:
+        raise RunDirectoryError(
+            f"{run_dir} is a simulated run: no model ran, and there are no weights to go on from",
+            remedy="Simulate more steps with `headway simulate SPEC --steps N`.",
+        )
     stage = _stage(run_dir, journal, overrides)
     shown = stage.config.telemetry
     if shown.tensorboard:

@@ -29,6 +29,7 @@ class JournalHeader:
     peak_flops_per_s: float | None = None  # of the trainer's accelerators together, None when unknown
     subject: str = ""  # what a run that only evaluates measures, in words
     machine: str = ""  # that the run began on, in words; "" when not recorded
+    simulated: bool = False  # times are virtual, and no model ran
     schema: int = SCHEMA_VERSION  # of events, commands and notes
 
 

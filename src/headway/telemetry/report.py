@@ -93,6 +93,8 @@ def _outcome(summary: Summary) -> list[RenderableType]:
         f"{summary['steps']:,} steps, {summary['num_rollouts']:,} finished train rollouts, "
         f"{seconds(summary['wall_s'])}{mode}",
     ]
+    if summary["simulated"]:
+        lines.append("simulated: times are virtual, and no model ran")
     if summary["num_rollbacks"]:
         lost = seconds(summary["rl.trainer.lost_compute_s"])
         lines.append(

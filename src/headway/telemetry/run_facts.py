@@ -29,6 +29,7 @@ class RunFacts:
     model: ModelFacts | None = None
     lora_params: int | None = None
     only_evaluates: bool = False  # nothing is trained
+    simulated: bool = False  # times are virtual, and no model ran
     num_replicas: int = 1
     num_environment_workers: int = 1
 
@@ -99,6 +100,7 @@ def facts_of(header: JournalHeader) -> RunFacts:
         model=header.model,
         lora_params=header.lora_params,
         only_evaluates=only,
+        simulated=header.simulated,
         num_replicas=_section(header.config, "generator").get("replicas", 1),
         num_environment_workers=_section(header.config, "environment").get("workers", 1),
     )

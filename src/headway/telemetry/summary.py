@@ -52,6 +52,7 @@ def _run(metrics: RunMetrics) -> dict[str, Any]:
         "message": metrics.message,
         "failed": metrics.failed,
         "mode": metrics.facts.mode,
+        "simulated": metrics.facts.simulated,
         "steps": metrics.steps.steps_ended,
         "wall_s": metrics.now,
         "num_rollouts": metrics.num_rollouts,
