@@ -1,19 +1,28 @@
-"""[control] against every fixed setting of a grid, on drifting simulated workloads."""
+"""[control] against every fixed setting of a grid, on simulated workloads that drift; and on a real run.
+
+    python benchmarks/control.py [--scenes lengths tools ...] [--seeds 2] [--live 2] [--changes]
+
+Each scene (control_scenes.py) is simulated with the real scheduler: with control from the default settings,
+with the default settings alone, and with every fixed setting of queue.depth, oversampling.groups_extra and
+queue.max_running_rollouts. Compared are rollouts trained a second of the whole run, at the same bound; the
+best fixed setting is known only afterwards. --live N adds N rounds of a real, latency-dominated run in turns.
+
+The last line is one JSON object. Simulated seconds do not depend on the machine.
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
-import sys
-import time
+import math
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from control_live import live
 from control_scenes import SCENES, STEPS, Scene
+from keep import keep
 
 from headway.config.control import ControlSettings
 from headway.core.events import SettingChanged
@@ -23,137 +32,132 @@ from headway.queue.entry_settings import OversamplingSettings
 from headway.queue.settings import CheckpointSettings, EvalSettings, SchedulerSettings, StopSettings
 
 DEPTHS, EXTRA, RUNNING = (1, 2), (0, 2, 5), (0, 128, 64)
-Fixed = tuple[int, int, int]
+ON = ControlSettings(mode="on")
+Fixed = tuple[int, int, int]  # queue.depth, oversampling.groups_extra, queue.max_running_rollouts
 
 
-def grid(scene: Scene) -> list[Fixed]:
-    """Return (depth, groups_extra, max_running_rollouts) of every fixed setting."""
-    depths = [depth for depth in DEPTHS if depth <= scene.queue.bound]
-    return list(itertools.product(depths, EXTRA, RUNNING))
+@dataclass(frozen=True)
+class Job:
+    """One simulation; without a fixed setting the default one."""
+
+    scene: Scene
+    seed: int
+    steps: int
+    fixed: Fixed | None = None
+    control: bool = False
+
+    @property
+    def name(self) -> str:
+        """What is compared."""
+        return "control" if self.control else "default" if self.fixed is None else str(self.fixed)
 
 
-def run(
-    scene: Scene, seed: int, fixed: Fixed | None, control: ControlSettings | None, steps: int = STEPS
-) -> dict[str, Any]:
-    """Simulate once; `fixed` None is the default."""
-    queue, extra = scene.queue, 0
-    if fixed is not None:
-        queue = replace(queue, depth=fixed[0], max_running_rollouts=fixed[2])
-        extra = fixed[1]
+class Changes:
+    """Takes what control changed from the journal; keeps no journal."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def write_event(self, seq: int, t: float, event: Any, commands: Any, notes: Any) -> None:
+        """Look at one event."""
+        if isinstance(event, SettingChanged):
+            self.found.append(f"{t:6.0f} s  {event.key} = {event.value}: {event.reason}")
+
+
+def simulate(job: Job) -> dict[str, Any]:
+    """Simulate once."""
+    queue, extra = job.scene.queue, 0
+    if job.fixed is not None:
+        queue = replace(queue, depth=job.fixed[0], max_running_rollouts=job.fixed[2])
+        extra = job.fixed[1]
     settings = SchedulerSettings(
         queue=queue,
         oversampling=OversamplingSettings(groups_extra=extra),
         eval=EvalSettings(num_tasks=0),
-        stop=StopSettings(steps=steps),
+        stop=StopSettings(steps=job.steps),
         checkpoint=CheckpointSettings(every_steps=0),
         rollout_timeout_s=1e5,
         max_sandboxes=100_000,
         verify_sandboxes=1000,
     )
+    changes = Changes()
     driver = ModelledDriver(
-        settings, engine=scene.engine, replicas=scene.replicas, trainer=scene.trainer,
-        workload=DrawnWorkload(scene.workload), seed=seed, control=control,
-    )  # fmt: skip
-    changes: list[tuple[int, str, Any, str]] = []
-    began = time.perf_counter()
-    if control is not None:
-        watch(changes)
-    found = driver.run()
-    metrics = found.metrics
+        settings,
+        engine=job.scene.engine,
+        replicas=job.scene.replicas,
+        trainer=job.scene.trainer,
+        workload=DrawnWorkload(job.scene.workload),
+        seed=job.seed,
+        journal=changes,
+        control=ON if job.control else None,
+    )
+    metrics = driver.run().metrics
+    staleness = metrics["rl.staleness.token"]["mean"]
     return {
         "samples_per_s": metrics["rl.consumption.wall_samples_per_s"],
         "wait": metrics["rl.trainer.wait_fraction"],
-        "staleness": metrics["rl.staleness.token"]["mean"],
-        "preemptions": metrics["rl.generator.preemptions"],
-        "cancelled": metrics.get("rl.discard.cancelled.tokens"),
-        "trained": metrics.get("rl.production.samples_per_s"),
-        "outcome": found.outcome,
-        "events": found.num_events,
-        "cpu_s": time.perf_counter() - began,
-        "changes": changes,
+        "staleness": staleness,
+        "changes": changes.found,
     }
 
 
-def watch(changes: list[tuple[int, str, Any, str]]) -> None:
-    """Note every setting that the next controller changes."""
-    from headway.matching import simulate
-
-    class Noting(simulate.Controller):
-        def feed(self, entry: Any) -> Any:
-            if isinstance(entry.event, SettingChanged) and entry.event.by == "control":
-                changes.append(
-                    (self._signals.num_cycles, entry.event.key, entry.event.value, entry.event.reason)
-                )
-            return super().feed(entry)
-
-    from headway.matching import simulate_models
-
-    simulate_models.Controller = Noting
-
-
-def job(args: tuple[Scene, int, Fixed | None, ControlSettings | None, int]) -> dict[str, Any]:
-    """Run in a process of its own."""
-    return run(*args)
+def measure(scene: Scene, seeds: int, steps: int, pool: ProcessPoolExecutor, changes: bool) -> dict[str, Any]:
+    """Compare control with every fixed setting of a scene; print and return what came of it."""
+    grid: list[Fixed] = list(itertools.product(DEPTHS, EXTRA, RUNNING))
+    jobs = [
+        Job(scene, seed, steps, fixed, control)
+        for seed in range(seeds)
+        for fixed, control in [(None, True), (None, False), *((one, False) for one in grid)]
+    ]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for job, result in zip(jobs, pool.map(simulate, jobs), strict=True):
+        found.setdefault(job.name, []).append(result)
+    rate = {name: fmean(result["samples_per_s"] for result in rows) for name, rows in found.items()}
+    best = max((name for name in rate if name != "control"), key=lambda name: rate[name])
+    print(f"{scene.name}: {scene.words}")
+    for name in dict.fromkeys(("control", "default", best)):
+        wait, stale = (fmean(row[key] for row in found[name]) for key in ("wait", "staleness"))
+        print(f"  {name:20} {rate[name]:7.3f} rollouts/s  trainer waits {wait:4.0%}  {stale:.2f} steps old")
+    against = {"default": rate["control"] / rate["default"], "best": rate["control"] / rate[best]}
+    print(f"  control / default {against['default']:.3f}, control / best fixed {against['best']:.3f}")
+    if changes:
+        print("\n".join(f"    {line}" for line in found["control"][0]["changes"]), flush=True)
+    return {
+        "against_default": against["default"],
+        "against_best": against["best"],
+        "best": best,
+        "changes": fmean(len(row["changes"]) for row in found["control"]),
+        "wait": {name: fmean(row["wait"] for row in found[name]) for name in ("control", "default", best)},
+        "staleness": {n: fmean(row["staleness"] for row in found[n]) for n in ("control", "default", best)},
+        "samples_per_s": rate,
+    }
 
 
 def main() -> None:
-    """Measure; print a table, and JSON last."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenes", default=",".join(scene.name for scene in SCENES))
+    """Measure; print, and keep the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    names = [scene.name for scene in SCENES]
+    parser.add_argument("--scenes", nargs="*", choices=names, default=names)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--only-control", action="store_true", help="no grid: control against the default")
-    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--changes", action="store_true", help="print what control changed")
-    args = parser.parse_args()
-    scenes = [scene for scene in SCENES if scene.name in args.scenes.split(",")]
-    on = ControlSettings(mode="on")
-    table: dict[str, Any] = {}
-    with ProcessPoolExecutor(args.processes) as pool:
-        for scene in scenes:
-            fixed = [] if args.only_control else grid(scene)
-            todo = [(scene, seed, setting, control, args.steps)
-                    for seed in range(args.seeds)
-                    for setting, control in [(None, on), (None, None), *((one, None) for one in fixed)]]  # fmt: skip
-            results = list(pool.map(job, todo))
-            rows: dict[Any, list[dict[str, Any]]] = {}
-            for (_, _, setting, control, _), result in zip(todo, results, strict=True):
-                rows.setdefault("control" if control else setting, []).append(result)
-            table[scene.name] = report(scene, rows, args.changes)
-    print(json.dumps(table))
-
-
-def report(scene: Scene, rows: dict[Any, list[dict[str, Any]]], changes: bool) -> dict[str, Any]:
-    """Print one scene's outcome and return it."""
-    rate = {name: fmean(r["samples_per_s"] for r in found) for name, found in rows.items()}
-    fixed = {name: value for name, value in rate.items() if name not in ("control", None)}
-    best = max(fixed, key=lambda name: fixed[name], default=None)
-    print(f"{scene.name}: {scene.words}")
-    for name in ("control", None, *([best] if best else [])):
-        one = rows[name]
-        label = {"control": "control", None: "default"}.get(name, f"best fixed {name}")
-        print(
-            f"  {label:28} {rate[name]:7.3f}/s  wait {fmean(r['wait'] for r in one):5.1%}  stale "
-            f"{fmean(r['staleness'] for r in one):.2f}  preempted {fmean(r['preemptions'] for r in one):.0f}  "
-            f"{len(one[0]['changes'])} changes  {one[0]['outcome']} {one[0]['cpu_s']:.1f} s {one[0]['events']}"
-        )
-    if changes:
-        for cycle, key, value, reason in rows["control"][0]["changes"]:
-            print(f"    {cycle:4d} {key} = {value}: {reason}")
-    for name, value in sorted(fixed.items(), key=lambda item: -item[1])[:6]:
-        print(f"    {name}: {value:.3f}")
-    print(
-        f"  against default {rate['control'] / rate[None] - 1:+.1%}"
-        + (f", against best fixed {rate['control'] / rate[best] - 1:+.1%}" if best else ""),
-        flush=True,
-    )
-    return {
-        "control": rate["control"], "default": rate[None],
-        "best_fixed": rate.get(best), "best_setting": best,
-        "grid": {str(name): value for name, value in fixed.items()},
-    }  # fmt: skip
+    parser.add_argument("--live", type=int, default=2, help="rounds of the real run; 0 for none")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--changes", action="store_true", help="print what control changed, and why")
+    arguments = parser.parse_args()
+    result: dict[str, Any] = {}
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        for scene in SCENES:
+            if scene.name in arguments.scenes:
+                steps, seeds = arguments.steps, arguments.seeds
+                result[scene.name] = measure(scene, seeds, steps, pool, arguments.changes)
+    for key in ("against_default", "against_best"):
+        ratios = [found[key] for found in result.values()]
+        if ratios:
+            result[f"{key}_mean"] = math.exp(fmean(map(math.log, ratios)))
+    if arguments.live:
+        result["live"] = live(arguments.live)
+    keep("control", result)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(__file__))
     main()

@@ -1,7 +1,7 @@
 """Drifting simulated workloads for benchmarks/control.py: rollouts, engines, trainers.
 
 Engine and trainer are affine: a decode iteration takes 15 ms, 20 us more for each request and 20 ns for each
-resident token, as of a model of some 30 billion weights on four accelerators, with few heads of keys and values.
+resident token, as of a model of some 30 billion weights on four accelerators, with few heads of keys.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class AffineEngine:
 
     max_running: int = 256
     kv_tokens: int = 600_000
+    offload_tokens: int = 0
     separate_prefill: bool = False
     prefill_lines: int = 1
     tokens_per_iteration: float = 1.0
@@ -106,10 +107,11 @@ SCENES = (
     ),
     Scene(
         "kv",
-        "contexts grow until a fraction of what is in flight fits the engine's memory, and preemption is dear",
+        "contexts outgrow the engine's memory, and preemption is dear",
         WorkloadSettings(
             prompt_tokens=3000, turns=3.0, answer_tokens=250.0, tool_s=3.0, tool_sigma=0.8,
-            rollout_sigma=0.5, observation_tokens=300.0, drift={"answer_tokens": 4.0, "observation_tokens": 4.0}, drift_steps=80,
+            rollout_sigma=0.5, observation_tokens=300.0, drift_steps=80,
+            drift={"answer_tokens": 4.0, "observation_tokens": 4.0},
             solve_alpha=2.0, solve_beta=2.0,
         ),
         engine=AffineEngine(kv_tokens=200_000, prefill_token_s=2e-4),

@@ -99,8 +99,10 @@ def control_has_something_to_turn(config: Config) -> Iterator[Clash]:
     if not control.levers:
         yield Clash(("control.levers", "control.mode"), "the controller may turn nothing", 'Use mode = "off"')
     elif bound == 0 and not {"groups_extra", "rollouts_extra"} & set(control.levers):
-        rule = "with queue.bound 0 the two halves take turns, and only oversampling shortens the trainer's wait: "
-        rule += "the controller may turn nothing that helps"
+        rule = (
+            "with queue.bound 0 the two halves take turns: only oversampling, which it may not turn, would "
+        )
+        rule += "shorten the trainer's wait"
         yield Clash(("control.levers", "queue.bound"), rule, "Use queue.bound = 1 or more")
 
 

@@ -141,8 +141,9 @@ TABLE = (
         ("concurrency.mode",),
     ),
     Idle(
-        "control.levers wait_high wait_low calm_cycles min_gain max_waste max_groups_extra max_rollouts_extra "
-        "min_running max_running kv_high preempted prune_quantile generator_machines trainer_machines",
+        "control.levers wait_high wait_low calm_cycles min_gain max_waste max_groups_extra "
+        "max_rollouts_extra min_running max_running kv_high preempted prune_quantile "
+        "generator_machines trainer_machines",
         lambda c: c.control.mode != "off",
         ("control.mode",),
     ),

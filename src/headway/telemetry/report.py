@@ -370,7 +370,10 @@ def _disk(summary: Summary) -> list[RenderableType]:
 
 def _changes(summary: Summary) -> list[RenderableType]:
     return [
-        Text(f"{change['key']} = {json.dumps(change['value'])} from step {change['step'] + 1} on{_why(change)}")
+        Text(
+            f"{change['key']} = {json.dumps(change['value'])} from step {change['step'] + 1} on"
+            + _why(change)
+        )
         for change in summary["settings_changed"]
     ]
 

@@ -133,7 +133,14 @@ def tasks(summary: Summary) -> list[Table]:
 def changes(data: PageData) -> list[Table]:
     """Return the settings that changed, and what else the marks stand for."""
     rows: list[tuple[str | Cell, ...]] = [
-        (change.key, _value(change.before), _value(change.after), str(change.step + 1), seconds(change.t), change.reason)
+        (
+            change.key,
+            _value(change.before),
+            _value(change.after),
+            str(change.step + 1),
+            seconds(change.t),
+            change.reason,
+        )
         for change in data.changes
     ]
     columns = ("<setting", "<before", "<after", "from step", "at", "<why")
