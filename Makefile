@@ -11,7 +11,8 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-engine bench-trainer bench-driver bench-queue bench-simulate \
-        bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-prediction bench-cases bench-aiconfigurator device-check format clean
+        bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-prediction bench-cases bench-control bench-aiconfigurator \
+        device-check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,7 +73,7 @@ check: setup ## lint, formatting, types, floors
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 
-bench: bench-loop bench-engine bench-trainer bench-driver bench-queue bench-simulate bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-prediction ## every benchmark
+bench: bench-loop bench-engine bench-trainer bench-driver bench-queue bench-simulate bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-prediction bench-cases bench-control ## every benchmark
 
 bench-loop: $(PEERS) ## the whole loop against TRL, async against sync (ARGS="--scenes tiny"); JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/loop.py $(ARGS)
@@ -106,6 +107,9 @@ bench-simulate: setup ## the simulated driver: case 1 of the field report, event
 
 bench-queue: setup ## the queue's cost per event, 10,000 rollouts at once, the loop against its bounds; JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/whole_queue.py $(ARGS)
+
+bench-control: setup ## [control] against every fixed setting of a grid, on drifting simulated workloads; JSON last
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/control.py $(ARGS)
 
 bench-learning: setup ## what staleness and correction do to learning, over seeds; goes on where it was; JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/learning.py $(ARGS)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from headway.config.control import ControlSettings
 from headway.core.commands import Finish
+from headway.matching.control import Controller
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import SimRun, SimulatedDriver
 from headway.queue.partial import PartialSettings
@@ -125,7 +127,10 @@ def play(seed: int) -> tuple[SimRun, Finish]:
     if seed % 8 == 6:
         settings = draw_evaluation(settings, random.Random(f"evaluation/{seed}"))
     stream = random.Random(f"stream/{seed}").random() < 0.5
-    settings = replace(settings, queue=replace(settings.queue, stream=stream))
+    waits = random.Random(f"batch_wait/{seed}")
+    wait_s, share = waits.choice([0.0, 0.0, 0.5, 5.0]), waits.choice([0.3, 0.75, 1.0])
+    queue = replace(settings.queue, stream=stream, batch_wait_s=wait_s, batch_wait_share=share)
+    settings = replace(settings, queue=queue)
     flow = seed % 3 == 1
     if flow:
         settings, sim = draw_flow(settings, sim, random.Random(f"flow/{seed}"))
@@ -133,7 +138,23 @@ def play(seed: int) -> tuple[SimRun, Finish]:
     sim = replace(sim, environment_dies_every_s=deaths)
     kills = [rng.randint(1, 600) for _ in range(rng.randint(0, 3))] if seed % 2 else []
     kind = FlowDriver if flow else SimulatedDriver
-    return play_lives(settings, sim, seed, kills, kind=kind, max_events=MAX_EVENTS)
+    control = draw_control(random.Random(f"control/{seed}"))
+    return play_lives(settings, sim, seed, kills, kind=kind, max_events=MAX_EVENTS, control=control)
+
+
+def draw_control(rng: random.Random) -> ControlSettings | None:
+    """Draw a controller that changes much, for half of the scenarios."""
+    if rng.random() < 0.5:
+        return None
+    return ControlSettings(
+        mode="on",
+        levers=("depth", "running", "groups_extra", "rollouts_extra", "batch_wait", "pruning"),
+        wait_high=0.01,
+        wait_low=0.001,
+        calm_cycles=1,
+        preempted=0.01,
+        prune_quantile=0.5,
+    )
 
 
 def play_lives(
@@ -144,6 +165,7 @@ def play_lives(
     *,
     kind: type[SimulatedDriver] = SimulatedDriver,
     max_events: int = 200_000,
+    control: ControlSettings | None = None,
 ) -> tuple[SimRun, Finish]:
     """Play a run that is killed after so many events of each life, and check every invariant on its journal.
 
@@ -153,6 +175,7 @@ def play_lives(
     for life, stop_after in enumerate([*kills, None]):
         now = run.entries[-1].t if run.entries else 0.0
         lineage = run.scheduler.state.lineage + 1 if life else 0
+        run.controller = None if control is None else folded(control, settings, run)
         driver = kind(run, sim, seed + life, lineage=lineage, start_s=now)
         finish = driver.play(stop_after=stop_after, max_events=max_events)
         run.scheduler = replayed(settings, run)
@@ -161,6 +184,14 @@ def play_lives(
     assert finish is not None
     assert_sound(run, settings.queue.bound)
     return run, finish
+
+
+def folded(control: ControlSettings, settings: SchedulerSettings, run: SimRun) -> Controller:
+    """Return the controller as the journal leaves it, as a resume does."""
+    controller = Controller(control, settings)
+    for entry in run.entries:
+        controller.feed(entry)
+    return controller
 
 
 def assert_sound(run: SimRun, bound: int) -> None:

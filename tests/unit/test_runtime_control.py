@@ -195,7 +195,7 @@ def test_a_wait_for_the_end_ends_with_the_process(tmp_path):
 def test_what_changes_live_is_the_scheduler_s_and_every_name_is_a_key():
     keys = {f"{section}.{name}" for section, kind in sections_of(Config).items() for name in keys_of(kind)}
     live = {name for name in LIVE if "." not in name}
-    assert live == set(SECTIONS)
+    assert live == {*SECTIONS, "control"}
     assert {name for name in LIVE if "." in name} <= ELSEWHERE.keys()
     assert NOT_LIVE.keys() <= keys
     assert not {name.partition(".")[0] for name in FIXED if "." not in name} & live

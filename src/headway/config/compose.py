@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.algorithms.settings import AlgorithmSettings
+from headway.config.control import ControlSettings
 from headway.config.model import ModelSettings
 from headway.config.retention import RetentionSettings
 from headway.config.run import RunSettings
@@ -49,6 +50,7 @@ class Config:
     curriculum: CurriculumSettings
     pruning: PruningSettings
     concurrency: ConcurrencySettings
+    control: ControlSettings
     guard: GuardSettings
     staleness: StalenessSettings
     partial: PartialSettings

@@ -91,6 +91,21 @@ def a_group_runs_together(config: Config) -> Iterator[Clash]:
         yield Clash(("queue.max_running_rollouts", "queue.group_size"), rule, f"Use {size} or more, or 0")
 
 
+def control_has_something_to_turn(config: Config) -> Iterator[Clash]:
+    """Without room between settings and bounds, the controller can only look on."""
+    control, bound = config.control, config.queue.bound
+    if control.mode == "off":
+        return
+    if not control.levers:
+        yield Clash(("control.levers", "control.mode"), "the controller may turn nothing", 'Use mode = "off"')
+    elif bound == 0 and not {"groups_extra", "rollouts_extra"} & set(control.levers):
+        rule = (
+            "with queue.bound 0 the two halves take turns: only oversampling, which it may not turn, would "
+        )
+        rule += "shorten the trainer's wait"
+        yield Clash(("control.levers", "queue.bound"), rule, "Use queue.bound = 1 or more")
+
+
 def a_command_may_run_as_long_as_it_is_waited_for(config: Config) -> Iterator[Clash]:
     """Whoever waits for a sandbox must wait longer than it may take."""
     sandbox, wall = config.sandbox, config.sandbox.wall_s
@@ -114,5 +129,6 @@ DOUBTS: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     what_is_parked_is_young_enough,
     a_rollback_has_a_checkpoint,
     a_group_runs_together,
+    control_has_something_to_turn,
     a_command_may_run_as_long_as_it_is_waited_for,
 )

@@ -77,6 +77,11 @@ def _prunes(config: Config) -> bool:
     )
 
 
+def _may_wait(config: Config) -> bool:
+    control = config.control
+    return config.queue.batch_wait_s > 0 or (control.mode == "on" and "batch_wait" in control.levers)
+
+
 TABLE = (
     Idle(
         "queue.batch_tokens",
@@ -135,6 +140,24 @@ TABLE = (
         lambda c: c.concurrency.mode != "fixed",
         ("concurrency.mode",),
     ),
+    Idle(
+        "control.levers wait_high wait_low calm_cycles min_gain max_waste max_groups_extra "
+        "max_rollouts_extra min_running max_running kv_high preempted prune_quantile "
+        "generator_machines trainer_machines",
+        lambda c: c.control.mode != "off",
+        ("control.mode",),
+    ),
+    Idle(
+        "control.prune_quantile",
+        lambda c: "pruning" in c.control.levers,
+        ("control.levers",),
+    ),
+    Idle(
+        "control.min_running max_running kv_high preempted",
+        lambda c: "running" in c.control.levers and c.concurrency.mode == "fixed",
+        ("control.levers", "concurrency.mode"),
+    ),
+    Idle("queue.batch_wait_share", _may_wait, ("queue.batch_wait_s",)),
     Idle(
         "guard.window baseline sigmas min_reward min_entropy max_entropy max_grad_norm max_mismatch_kl "
         "max_clip_fraction max_mask_fraction max_response_tokens",

@@ -1,6 +1,7 @@
 """Which settings take effect while a run goes on.
 
-Those that the scheduler alone reads do. Of the others each process has its copy, from when it started.
+Those that the scheduler and the controller read do; pruning.max_tokens is sent to whoever watches for it. Of
+the others each process has its copy, from when it started.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from headway.queue.scheduler import SECTIONS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LIVE = (*SECTIONS, "generator.temperature", "generator.kv_on_update")
+LIVE = (*SECTIONS, "control", "generator.temperature", "generator.kv_on_update")
 """Sections and keys that do."""
 
 NOT_LIVE = {
@@ -27,7 +28,6 @@ NOT_LIVE = {
     "checkpoint.keep_every_steps": "the trainer learned it when it started",
     "checkpoint.keep_best": "the driver learned it when it started",
     "curriculum.levels": "the environment was asked for its levels when it started",
-    "pruning.max_tokens": "the environment's process learned it when it started",
     "pruning.max_repetition": "the environment's process learned it when it started",
     "pruning.repetition_window": "the environment's process learned it when it started",
     "pruning.value_hook": "the environment's process loaded the function when it started",

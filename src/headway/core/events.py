@@ -370,6 +370,8 @@ class SettingChanged:
     key: str  # the full config key, such as queue.bound; those of other rooms are only recorded
     value: Any  # a JSON scalar, or a list of them
     checked: bool = False  # True when it was checked as a part of a whole config: take it as it is
+    reason: str = ""  # one line; the controller gives one
+    by: Literal["user", "control"] = "user"  # control: [control] decided it
 
 
 @dataclass(frozen=True, slots=True)

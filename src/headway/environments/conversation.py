@@ -100,6 +100,10 @@ class Conversation:
 
     # --- what the host calls
 
+    def watch_tokens(self, tokens: int) -> None:
+        """Tell once more when the rollout has sampled so many tokens; 0 for never."""
+        self._watch.tokens_changed(tokens)
+
     def may_park(self) -> bool:
         """Stop at the next token; return whether `park` is to follow, which tells RolloutParked."""
         return not self._closed and self.generation.gate.ask()

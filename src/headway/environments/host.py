@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -229,6 +229,13 @@ class RolloutHost:
                 await chat.close()
             if not self._closing.is_set():  # a closing host may leave parked rollouts to another life
                 await shelf.clear()
+
+    def watch(self, tokens: int) -> None:
+        """Tell of rollouts that sample so many tokens from now on, those that run included; 0 for none."""
+        self._settings = replace(self._settings, watch_tokens=tokens)
+        for attempt in self._attempts.values():
+            if attempt.chat is not None:
+                attempt.chat.watch_tokens(tokens)
 
     def _environment(self, command: StartRollout | Score) -> Environment:
         return self._environments[source_of(command.task_id)]

@@ -50,6 +50,12 @@ class Watch:
     value_hook: ValueHook | None = None
     _told: set[Source] = field(default_factory=set[Source])
 
+    def tokens_changed(self, tokens: int) -> None:
+        """Tell of so many tokens from now on, though fewer were told of before; of a train rollout only."""
+        if self.command.purpose == "train" and tokens != self.tokens:
+            self.tokens = tokens
+            self._told.discard("length")
+
     def grew(self, ids: array[int], num_tokens: int) -> list[VerdictGiven]:
         """Look at an answer that got more tokens; `num_tokens` is the whole rollout's."""
         verdicts: list[VerdictGiven] = []

@@ -58,6 +58,7 @@ from headway.core.events import (
     WorkerLost,
 )
 from headway.core.notes import Note, RolloutSettled
+from headway.matching.control import Controller
 from headway.matching.engine_replica import Replica
 from headway.matching.plain_models import plain_models
 from headway.matching.roles import SimModels, SimSettings, offer
@@ -67,6 +68,7 @@ from headway.matching.simulated_trainer import SimTrainer
 from headway.queue.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from headway.config.control import ControlSettings
     from headway.queue.settings import SchedulerSettings
 
 Sink = Callable[[int, float, Event, "list[Command]", "list[Note]"], None]
@@ -113,6 +115,7 @@ class SimRun:
     entries: list[SimEntry] = field(default_factory=list[SimEntry])
     checkpoints: list[int] = field(default_factory=list[int])
     trained: dict[int, list[str]] = field(default_factory=dict[int, list[str]])  # step -> rollouts, surviving
+    controller: Controller | None = None
 
     def roll_back(self, step: int) -> None:
         """Forget what the weights of `step` do not contain."""
@@ -247,6 +250,10 @@ class SimulatedDriver:
         if commands:
             for command in commands:
                 self._obey(command)
+        if run.controller is not None:
+            entry = SimEntry(run.num_events - 1, now, event, commands, notes)
+            for decision in run.controller.feed(entry):
+                self.feed(decision)
 
     def _start_workers(self) -> None:
         settings, start_s = self.run.scheduler.settings, self.faults.start_s
@@ -396,8 +403,11 @@ class SimulatedDriver:
             self.rollouts.replica_died(replica)
 
 
-def simulate(settings: SchedulerSettings, sim: SimSettings, seed: int) -> SimRun:
-    """Run a whole simulated run and return its journal."""
+def simulate(
+    settings: SchedulerSettings, sim: SimSettings, seed: int, control: ControlSettings | None = None
+) -> SimRun:
+    """Run a whole simulated run, with the controller where it is given, and return its journal."""
     run = SimRun(Scheduler(settings))
+    run.controller = None if control is None else Controller(control, settings)
     SimulatedDriver(run, sim, seed).play()
     return run

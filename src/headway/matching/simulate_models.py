@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headway.matching.control import Controller
 from headway.matching.plain_models import PlainFleet
 from headway.matching.roles import Faults, SimModels, SimSettings
 from headway.matching.simulate import SimRun, SimulatedDriver
@@ -15,6 +16,7 @@ from headway.queue.scheduler import Scheduler
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headway.config.control import ControlSettings
     from headway.core.commands import Command
     from headway.core.events import Event
     from headway.core.notes import Note
@@ -71,6 +73,7 @@ class ModelledDriver:
         journal: Writer | None = None,
         num_tasks: int = 0,
         faults: Faults | None = None,
+        control: ControlSettings | None = None,
     ) -> None:
         """Take the models.
 
@@ -85,9 +88,11 @@ class ModelledDriver:
             journal: takes every line; None keeps nothing, so that memory does not grow with the run.
             num_tasks: of the train split, 0 for no end.
             faults: what goes wrong beside what the models say; None for nothing.
+            control: section [control]; None for no controller.
         """
         self._settings = replace(settings, num_replicas=replicas)
-        samples = journal is not None or settings.concurrency.mode != "fixed"
+        self._control = control
+        samples = journal is not None or control is not None or settings.concurrency.mode != "fixed"
         faults = Faults(start_s=0.0, sample_s=_SAMPLE_S if samples else 0.0) if faults is None else faults
         fleet = PlainFleet(SimSettings(sandbox_start_s=0.0)) if fleet is None else fleet
         self._models = SimModels(engine, trainer, workload, fleet, faults, num_tasks)
@@ -107,6 +112,8 @@ class ModelledDriver:
         if max_steps:
             settings = replace(settings, stop=replace(settings.stop, steps=max_steps))
         run = SimRun(Scheduler(settings), keeps=False)
+        if self._control is not None:
+            run.controller = Controller(self._control, settings)
         driver = SimulatedDriver(run, self._models, self._seed)
         tally = Tally(driver.rollouts.known, settings.solved_reward, settings.queue.bound, warmup_steps)
         journal = self._journal

@@ -1,13 +1,15 @@
 """Batching: which groups leave the queue together, and when.
 
 Oldest first. A batch is full at batch_groups, or earlier by the places that ghosts hold, or when nothing
-more can come; until then its groups may be handed over in parts (`streaming`). A whole batch of ghosts is an
-empty batch: no step is taken, and enough of them in a row end the run as no_signal. A step that a rollback or
-a resume lost is taken again with the groups that it had.
+more can come; until then its groups may be handed over in parts (`streaming`). Once the trainer has waited
+for batch_wait_s, a share of the groups is enough: time is told by the deadline "batch", groups by their own
+events. A whole batch of ghosts is an empty batch: no step is taken, and enough of them in a row end the run
+as no_signal. A step that a rollback or a resume lost is taken again with the groups that it had.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from headway.core.commands import Train
@@ -25,10 +27,14 @@ if TYPE_CHECKING:
     from headway.queue.state import GroupState
 
 
+_WAIT = "batch"  # deadline after which a share of the groups is enough
+
+
 def release(ctx: Context) -> None:
     """Hand a batch to the idle trainer when one is ready."""
     state, queue = ctx.state, ctx.settings.queue
     if state.phase != "running" or state.trainer != "idle" or not state.trainer_joined or guard.paused(ctx):
+        state.batch_since_s = None
         return
     drop_stale(ctx)
     queued = ctx.index.train["queued"]
@@ -37,6 +43,7 @@ def release(ctx: Context) -> None:
     planned, waits = lost_steps.batch(ctx)
     if waits:
         return
+    waited = _waited_enough(ctx, needed)
     dry = state.exhausted and not ctx.index.num_admitted and not state.again
     if not queued and groups_a_step(ctx) <= held:
         _empty_batch(ctx)
@@ -44,7 +51,7 @@ def release(ctx: Context) -> None:
             return  # else no event would follow
     if planned:
         _release(ctx, planned)
-    elif queued and (len(queued) >= needed or _holds_enough(ctx) or dry):
+    elif queued and (len(queued) >= needed or _holds_enough(ctx) or dry or waited):
         _release(ctx, list(queued.values()))
     elif dry:
         stop(ctx, "tasks_exhausted", "the task source has no more tasks", failed=False)
@@ -95,6 +102,26 @@ def _holds_enough(ctx: Context) -> bool:
     """Whether the waiting groups fill a batch by their tokens."""
     limit = ctx.settings.queue.batch_tokens
     return bool(limit) and ctx.index.num_queued_tokens >= limit
+
+
+def _waited_enough(ctx: Context, needed: int) -> bool:
+    """Whether the idle trainer has waited for batch_wait_s and a share of the `needed` groups is there.
+
+    Asked at each event while it waits: the first time sets the deadline.
+    """
+    state, queue = ctx.state, ctx.settings.queue
+    if not queue.batch_wait_s:
+        state.batch_since_s = None
+        return False
+    if state.batch_since_s is None:
+        state.batch_since_s = ctx.now
+    due_s = state.batch_since_s + queue.batch_wait_s
+    if ctx.now < due_s:
+        if state.deadlines.get(_WAIT) != due_s:
+            ctx.expect(_WAIT, due_s - ctx.now)
+        return False
+    least = math.ceil(needed * queue.batch_wait_share - 1e-9)
+    return len(ctx.index.train["queued"]) >= max(1, least)
 
 
 def _expected(before: float, num_groups: int) -> float:
@@ -152,6 +179,8 @@ def _release(ctx: Context, queued: list[GroupState]) -> None:
     park_stragglers(ctx, "batch")
     oversampling.batch_met(ctx)
     ctx.expect("train", ctx.settings.deadlines.train_s)
+    ctx.met(_WAIT)
+    state.batch_since_s = None
     state.next_batch += 1
     state.trainer = "training"
     if not again:

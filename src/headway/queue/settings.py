@@ -61,6 +61,16 @@ class QueueSettings:
         "bit: what is in which part depends on when groups arrive. Not with an advantage or a loss that "
         "needs the whole batch first: magistral, reinforce_pp, reinforce_pp_baseline, m2po.",
     )
+    batch_wait_s: float = setting(
+        0.0,
+        "Once the trainer has waited so many seconds, a batch leaves with what is there, at least "
+        "batch_wait_share of its groups. 0 waits for a full batch. Slow groups then hold no step up, and "
+        "steps differ in size.",
+        ge=0,
+    )
+    batch_wait_share: float = setting(
+        0.75, "Share of a batch's groups that must be there for batch_wait_s to release it.", gt=0, le=1
+    )
     publish_every: int = setting(
         1,
         "Steps between two versions for the generators; at most depth + 1, or nothing could be admitted.",

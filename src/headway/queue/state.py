@@ -210,6 +210,7 @@ class State:
     next_request: int = 0
     next_task: int = 0  # position in the train split
     next_batch: int = 0
+    batch_since_s: float | None = None  # since when the idle trainer waits for a batch, with batch_wait_s
     streamed: list[Row] = field(default_factory=list[Row])  # handed over for it already, in this order
     num_parts: int = 0  # that were handed over, ever
     part_pending: bool = False  # the newest part is being computed

@@ -13,10 +13,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from headway.config.live import not_live
-from headway.config.stages import at_this_stage, change, idle_at_this_stage, in_words
+from headway.config.stages import at_this_stage, change, idle_at_this_stage, in_words, value_of
 from headway.core.codec import to_plain
 from headway.core.errors import ConfigError, HeadwayError, RunDirectoryError, UserError
 from headway.core.events import EvalDue, SettingChanged, StopAsked
+from headway.matching.control_levers import LEVERS
 from headway.runtime import directory
 from headway.runtime.wire import connect, listen
 
@@ -53,6 +54,11 @@ class Control:
         self._changes = list(earlier)
         self._emit = emit
         self._one_at_a_time = asyncio.Lock()
+
+    def took_effect(self, event: SettingChanged) -> None:
+        """Follow what the run's controller changed: requests are answered by the settings of the moment."""
+        if event.by == "control":
+            self._changes.append((event.key, event.value))
 
     async def serve(self, at: str) -> None:
         """Answer requests until cancelled."""
@@ -110,6 +116,12 @@ class Control:
         for key, value in changes:
             self._emit(SettingChanged(key, to_plain(value), checked=True))
             lines.append(f"{key} = {value!r} from now on (was {in_words(before, key)})")
+        if config.control.mode == "on":
+            kept = dict.fromkeys(override.partition("=")[0].strip() for override in overrides)
+            for key in kept:
+                if key in LEVERS and key not in dict(changes):
+                    self._emit(SettingChanged(key, to_plain(value_of(config, key)), checked=True))
+                    lines.append(f"{key} stays {in_words(config, key)}; control leaves it alone from now on")
         self._changes += changes
         return lines or ["nothing changes: the settings have these values already"]
 

@@ -97,6 +97,8 @@ async def serve(job: Job, link: Link) -> None:
         while (message := await link.receive()) is not None and message[0] != "stop":
             if message[0] == "command":
                 _obey(environments, host, link, message[1])
+            elif message[0] == "watch":
+                host.watch(watched(message[1]))
         host.close()
         await running
         provider.close()
@@ -224,11 +226,16 @@ def host_settings(config: Config) -> HostSettings:
     return HostSettings(
         config.reward.timeout_s,
         config.environment.cancel_grace_s,
-        watch_tokens=pruning.max_tokens + 1 if pruning.max_tokens else 0,
+        watch_tokens=watched(pruning.max_tokens),
         watch_repetition=pruning.max_repetition or 0.0,
         repetition_window=pruning.repetition_window,
         value_hook=pruning.value_hook,
     )
+
+
+def watched(max_tokens: int) -> int:
+    """Return the tokens of a rollout that are told of where `max_tokens` may be sampled; 0 for no limit."""
+    return max_tokens + 1 if max_tokens else 0
 
 
 def expected_capabilities(config: Config) -> EngineCapabilities:

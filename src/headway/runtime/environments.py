@@ -52,12 +52,15 @@ class Environments:
         self._owner: dict[str, str] = {}  # rollout -> worker
         self._asked: dict[str, StartRollout | Score] = {}  # by rollout, until it is answered
         self._tasks: dict[int, RequestTask] = {}  # by request, until it is answered
+        self._watched: int | None = None  # tokens of a rollout that verdicts tell of, once it changed
 
     def connect(self, name: str, link: Link) -> None:
         """Make a worker reachable; one of a known name takes the place of one that died."""
         if name not in self._names:
             self._names.append(name)
         self._links[name] = link
+        if self._watched is not None:
+            link.send("watch", self._watched)
         for command in self._held.pop(name, []):
             link.send("command", command)
 
@@ -80,6 +83,18 @@ class Environments:
             self._held[name].append(command)
         else:
             self._links[name].send("command", command)
+
+    def watch(self, max_tokens: int) -> None:
+        """Let the workers tell of rollouts that sample more than so many tokens; 0 for none.
+
+        Whether they are pruned is the scheduler's to say.
+        """
+        if max_tokens == self._watched:
+            return
+        self._watched = max_tokens
+        for name, link in self._links.items():
+            if name not in self._held:
+                link.send("watch", max_tokens)
 
     def heard(self, event: Event) -> None:
         """Note what an event answers."""

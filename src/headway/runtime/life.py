@@ -26,6 +26,7 @@ from headway.config.stages import Change
 from headway.core.clock import RunClock
 from headway.core.errors import DiskFullError, HeadwayError, SandboxError, WorkerDiedError
 from headway.core.events import CheckpointDone, Event, Noticed, StopAsked
+from headway.matching.control import Controller
 from headway.matching.memory import checkpoint_bytes, handover_bytes
 from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
@@ -63,6 +64,7 @@ class Prepared:
     run_id: str
     model_dir: Path
     scheduler: Scheduler
+    controller: Controller
     journal: JournalWriter
     metrics: RunMetrics
     first: tuple[Event, ...]  # RunStarted; or RunResumed, and what changed since
@@ -246,6 +248,7 @@ class _Life:
         self._threads = divide_cores(prepared.config)
         self._stops_asked = 0
         self._driver: LiveDriver
+        self._channel: Control
         self._housekeeper: Housekeeper
         self._crew: Crew
         self._tasks: asyncio.TaskGroup
@@ -261,6 +264,8 @@ class _Life:
             next_seq=prepared.next_seq,
             advantages=signal_function(prepared.config.algorithm),
             verdict=verdict_function(prepared.config.acceptance),
+            controller=prepared.controller,
+            changed=lambda event: self._channel.took_effect(event),
             threads=self._threads,
             restart=self._restart,
             checkpointed=self._checkpointed,
@@ -269,6 +274,9 @@ class _Life:
             view=prepared.view,
         )
         self._driver = driver
+        self._channel = Control(
+            prepared.run_dir / directory.CONFIG, prepared.earlier, driver.inbox.put_nowait
+        )
         self._crew = crew = Crew(driver.inbox.put_nowait)
         self._watch_signals(driver)
         loop = asyncio.get_running_loop()
@@ -285,7 +293,8 @@ class _Life:
                 for job in self._jobs():
                     self._attend(await crew.start(job))
                 fresh = tasks.create_task(prepared.view.keep_fresh(clock.now))
-                control = tasks.create_task(self._control(driver))
+                at = control_address(prepared.run_id, os.getpid())
+                control = tasks.create_task(self._channel.serve(at))
                 finish = await driver.run(prepared.first)
                 control.cancel()
                 await crew.stop(prepared.config.run.exit_timeout_s)
@@ -296,11 +305,6 @@ class _Life:
         await asyncio.sleep(0)  # what the last measurement found is in the inbox then
         driver.take_stats()
         return finish, crew.death
-
-    async def _control(self, driver: LiveDriver) -> None:
-        prepared = self._prepared
-        control = Control(prepared.run_dir / directory.CONFIG, prepared.earlier, driver.inbox.put_nowait)
-        await control.serve(control_address(prepared.run_id, os.getpid()))
 
     def _checkpointed(self, seq: int, event: CheckpointDone) -> None:
         """Save the scheduler's state, and let go what nobody needs; the journal is synced."""

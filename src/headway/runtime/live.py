@@ -2,7 +2,8 @@
 
 Consumes the inbox, which worker connections and signals fill; waits for the next event or for the time that
 the scheduler asked to be woken at. Each event is journalled with its commands before the commands run.
-It decides nothing: a command that it cannot carry out becomes CommandRefused.
+It decides nothing: a command that it cannot carry out becomes CommandRefused. What the controller decides
+after an entry is the next event.
 When the disk is full, the room that the run set aside takes the end of the journal.
 """
 
@@ -46,6 +47,7 @@ from headway.core.events import (
     PartEnded,
     RolloutEnded,
     RolloutFailed,
+    SettingChanged,
     StepEnded,
     WorkerJoined,
     WorkerLost,
@@ -57,6 +59,7 @@ from headway.telemetry.progress import Progress
 from headway.telemetry.records import Entry, Stat
 
 if TYPE_CHECKING:
+    from headway.matching.control import Controller
     from headway.queue.scheduler import Scheduler
     from headway.queue.verdict import Verdict
     from headway.runtime.view import View
@@ -101,6 +104,8 @@ class LiveDriver:
         next_seq: int,
         advantages: Advantages,
         verdict: Verdict | None = None,
+        controller: Controller,
+        changed: Callable[[SettingChanged], None],
         threads: Threads,
         restart: Callable[[RestartWorker], None],
         checkpointed: Callable[[int, CheckpointDone], None],
@@ -118,6 +123,8 @@ class LiveDriver:
         self._progress = Progress(metrics, view.width)
         self._seq = next_seq
         self._signals = SignalThread(advantages, self._from_thread, verdict)
+        self._controller = controller
+        self._changed = changed
         self._threads = threads
         self._restart = restart
         self._checkpointed = checkpointed
@@ -210,6 +217,11 @@ class LiveDriver:
         for line in self._progress.after(entry):
             self._view.say(line)
         self._tick()
+        if isinstance(event, SettingChanged):
+            self._changed(event)
+            self._environments.watch(self._scheduler.settings.pruning.max_tokens)
+        for decision in self._controller.feed(entry):
+            self._handle(decision)
 
     def _tick(self, *, force: bool = False) -> None:
         now = self._clock.now()

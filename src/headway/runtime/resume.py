@@ -15,6 +15,7 @@ from headway.core.errors import RunDirectoryError, UserError
 from headway.core.events import RunResumed, SettingChanged
 from headway.core.payload import split_reference
 from headway.core.storage import free_bytes, size
+from headway.matching.control import Controller
 from headway.queue.state import ACTIVE, CARRIED
 from headway.runtime import directory, reserve, retention, snapshots
 from headway.runtime.edits import check_unedited
@@ -128,6 +129,7 @@ def _resume(
             run_id=run_id(run_dir),
             model_dir=model_dir,
             scheduler=scheduler,
+            controller=controller_of(stage.began, journal),
             journal=JournalWriter(path, append=True),
             metrics=metrics,
             first=(RunResumed(lineage, step, last_s, _whole_checkpoints(run_dir, state)), *changes),
@@ -145,6 +147,14 @@ def _resume(
             earlier=(*stage.earlier, *stage.changes),
         )
     )
+
+
+def controller_of(began: Config, journal: Journal) -> Controller:
+    """Return the controller as the journal left it; what it decides on the way was decided before."""
+    controller = Controller(began.control, scheduler_settings(began))
+    for entry in journal.entries():
+        controller.feed(entry)
+    return controller
 
 
 def _whole_checkpoints(run_dir: Path, state: State) -> tuple[int, ...]:

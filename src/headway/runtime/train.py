@@ -12,6 +12,7 @@ from headway.config.show import write_config
 from headway.core.clock import wall_time
 from headway.core.codec import to_plain
 from headway.core.events import RunStarted
+from headway.matching.control import Controller
 from headway.models.load import model_facts
 from headway.queue.scheduler import Scheduler
 from headway.runtime import directory, reserve
@@ -100,6 +101,7 @@ def first_life(
             run_id=run_id(run_dir),
             model_dir=model_dir,
             scheduler=Scheduler(settings),
+            controller=Controller(config.control, settings),
             journal=journal,
             metrics=metrics,
             first=(RunStarted(),),

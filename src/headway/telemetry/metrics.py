@@ -201,7 +201,8 @@ class RunMetrics:
             case events.SettingChanged():
                 self.facts = self.facts.changed(event.key, event.value)
                 step = self.steps.steps_ended
-                self.settings_changed.append({"t": t, "step": step, "key": event.key, "value": event.value})
+                change = {"t": t, "step": step, "key": event.key, "value": event.value}
+                self.settings_changed.append({**change, "by": event.by, "reason": event.reason})
             case events.CommandRefused():
                 self._warn(t, "command_refused", f"{event.command} {event.target}: {event.message}")
             case _:

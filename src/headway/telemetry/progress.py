@@ -114,7 +114,8 @@ class Progress:
                 f"resumed at step {entry.event.step}, {seconds(entry.event.spent_wall_s)} spent so far"
             )
         elif isinstance(entry.event, events.SettingChanged) and not self._resuming:
-            lines.append(f"{entry.event.key} = {entry.event.value!r} from now on")
+            why = f" (control: {entry.event.reason})" if entry.event.by == "control" else ""
+            lines.append(f"{entry.event.key} = {entry.event.value!r} from now on{why}")
         elif isinstance(entry.event, events.CheckpointDone):
             lines.append(f"checkpoint of step {entry.event.step} saved in {seconds(entry.event.duration_s)}")
         if self._evaluation is not None:

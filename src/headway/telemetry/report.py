@@ -383,9 +383,16 @@ def _disk(summary: Summary) -> list[RenderableType]:
 
 def _changes(summary: Summary) -> list[RenderableType]:
     return [
-        Text(f"{change['key']} = {json.dumps(change['value'])} from step {change['step'] + 1} on")
+        Text(
+            f"{change['key']} = {json.dumps(change['value'])} from step {change['step'] + 1} on"
+            + _why(change)
+        )
         for change in summary["settings_changed"]
     ]
+
+
+def _why(change: dict[str, Any]) -> str:
+    return f" (control: {change['reason']})" if change["by"] == "control" else ""
 
 
 def _warnings(summary: Summary) -> list[RenderableType]:

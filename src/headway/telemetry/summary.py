@@ -59,9 +59,20 @@ def _run(metrics: RunMetrics) -> dict[str, Any]:
         "num_resumes": metrics.num_resumes,
         "num_rollbacks": metrics.num_rollbacks,
         "settings_changed": metrics.settings_changed,
+        **_control(metrics),
         "reward.first": first,
         "reward.last": last,
     }
+
+
+def _control(metrics: RunMetrics) -> dict[str, Any]:
+    """Return how often the controller changed what, and what each of those settings is now."""
+    changed = [change for change in metrics.settings_changed if change["by"] == "control"]
+    counts: dict[str, int] = {}
+    for change in changed:
+        counts[change["key"]] = counts.get(change["key"], 0) + 1
+    now = {change["key"]: change["value"] for change in metrics.settings_changed if change["key"] in counts}
+    return {"rl.control.decisions": len(changed), "rl.control.changes": counts, "rl.control.values": now}
 
 
 def _rates(metrics: RunMetrics) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class SettingChange:
     key: str
     before: Any
     after: Any
+    reason: str = ""  # that the controller gave
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class PageData:
         before = _assign(self.config, section, name, event.value)
         _assign(self._queue, section, name, event.value)
         step = self.metrics.steps.steps_ended
-        self.changes.append(SettingChange(t, step, event.key, before, event.value))
+        self.changes.append(SettingChange(t, step, event.key, before, event.value, event.reason))
         self._mark("setting", t, step + 0.5, f"{event.key} = {event.value!r}")
         self._limits_changed(t)
 

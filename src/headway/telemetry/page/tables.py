@@ -133,10 +133,19 @@ def tasks(summary: Summary) -> list[Table]:
 def changes(data: PageData) -> list[Table]:
     """Return the settings that changed, and what else the marks stand for."""
     rows: list[tuple[str | Cell, ...]] = [
-        (change.key, _value(change.before), _value(change.after), str(change.step + 1), seconds(change.t))
+        (
+            change.key,
+            _value(change.before),
+            _value(change.after),
+            str(change.step + 1),
+            seconds(change.t),
+            change.reason,
+        )
         for change in data.changes
     ]
-    columns = ("<setting", "<before", "<after", "from step", "at")
+    columns = ("<setting", "<before", "<after", "from step", "at", "<why")
+    if not any(change.reason for change in data.changes):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     tables = [Table("Settings changed during the run", columns, rows)] if rows else []
     events = [mark for mark in data.marks if mark.kind != "setting"]
     if events:

@@ -1,0 +1,120 @@
+"""Drifting simulated workloads for benchmarks/control.py: rollouts, engines, trainers.
+
+Engine and trainer are affine: a decode iteration takes 15 ms, 20 us more for each request and 20 ns for each
+resident token, as of a model of some 30 billion weights on four accelerators, with few heads of keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headway.matching.spec import WorkloadSettings
+from headway.queue.settings import QueueSettings
+
+STEPS = 100
+
+
+@dataclass(frozen=True)
+class AffineEngine:
+    """A replica whose iteration grows with requests and with what they hold."""
+
+    max_running: int = 256
+    kv_tokens: int = 600_000
+    offload_tokens: int = 0
+    separate_prefill: bool = False
+    prefill_lines: int = 1
+    tokens_per_iteration: float = 1.0
+    base_s: float = 0.015
+    row_s: float = 2e-5
+    token_s: float = 2e-8
+    prefill_token_s: float = 4e-5
+
+    def decode_s(self, num_running: float, resident_tokens: float) -> float:
+        """Return the seconds of one iteration."""
+        return self.base_s + self.row_s * num_running + self.token_s * resident_tokens
+
+    def prefill_s(self, num_tokens: float, context_tokens: float) -> float:
+        """Return the seconds of a prefill."""
+        return 0.004 + self.prefill_token_s * num_tokens
+
+
+@dataclass(frozen=True)
+class AffineTrainer:
+    """A step that has a fixed part and one that grows with its tokens."""
+
+    base_s: float = 4.0
+    token_s: float = 5e-5
+    load_s: float = 0.0
+    publish_s: float = 1.0
+    apply_s: float = 0.5
+    save_s: float = 5.0
+
+    def step_s(self, num_rows: int, num_tokens: int, sum_squares: float) -> float:
+        """Return the seconds of a step."""
+        return self.base_s + self.token_s * num_tokens
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One workload with its machines."""
+
+    name: str
+    words: str
+    workload: WorkloadSettings
+    engine: AffineEngine = field(default_factory=AffineEngine)
+    trainer: AffineTrainer = field(default_factory=AffineTrainer)
+    replicas: int = 1
+    queue: QueueSettings = field(default_factory=lambda: QueueSettings(group_size=8, batch_size=64, bound=2))
+
+
+SCENES = (
+    Scene(
+        "lengths",
+        "answers grow to three times their length",
+        WorkloadSettings(
+            turns=3.0, answer_tokens=150.0, tool_s=6.0, tool_sigma=1.0, rollout_sigma=0.5,
+            observation_tokens=100.0,
+            drift={"answer_tokens": 3.0}, drift_steps=80, solve_alpha=2.0, solve_beta=2.0,
+        ),
+    ),
+    Scene(
+        "tools",
+        "tool calls grow to two and a half times their number",
+        WorkloadSettings(
+            turns=3.0, turns_sigma=0.4, answer_tokens=120.0, tool_s=8.0, tool_sigma=1.0,
+            observation_tokens=100.0,
+            drift={"turns": 2.5}, drift_steps=80, solve_alpha=2.0, solve_beta=2.0,
+        ),
+        trainer=AffineTrainer(base_s=18.0),
+    ),
+    Scene(
+        "solving",
+        "solve rates rise, until three groups of four carry no signal",
+        WorkloadSettings(
+            turns=3.0, answer_tokens=200.0, tool_s=6.0, tool_sigma=1.0, observation_tokens=100.0,
+            learning=0.03, solve_alpha=1.0, solve_beta=2.0,
+        ),
+        trainer=AffineTrainer(base_s=10.0),
+    ),
+    Scene(
+        "tails",
+        "tools with long tails, which grow to three times as slow",
+        WorkloadSettings(
+            turns=4.0, answer_tokens=120.0, tool_s=5.0, tool_sigma=1.5, observation_tokens=100.0,
+            drift={"tool_s": 3.0}, drift_steps=80, solve_alpha=2.0, solve_beta=2.0,
+        ),
+        trainer=AffineTrainer(base_s=14.0),
+    ),
+    Scene(
+        "kv",
+        "contexts outgrow the engine's memory, and preemption is dear",
+        WorkloadSettings(
+            prompt_tokens=3000, turns=3.0, answer_tokens=250.0, tool_s=3.0, tool_sigma=0.8,
+            rollout_sigma=0.5, observation_tokens=300.0, drift_steps=80,
+            drift={"answer_tokens": 4.0, "observation_tokens": 4.0},
+            solve_alpha=2.0, solve_beta=2.0,
+        ),
+        engine=AffineEngine(kv_tokens=200_000, prefill_token_s=2e-4),
+        trainer=AffineTrainer(base_s=10.0),
+    ),
+)  # fmt: skip
