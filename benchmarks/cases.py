@@ -223,7 +223,8 @@ def main() -> None:
     print(f"{right} of {len(rows)} predictions within 20 % or inside the report's range")
     plain = [
         {
-            "case": row.case, "what": row.what, "report": row.report, "low": row.low, "high": None if row.high == inf else row.high,
+            "case": row.case, "what": row.what, "report": row.report, "low": row.low,
+            "high": None if row.high == inf else row.high,
             "predicted": round(row.predicted, 4), "right": row.is_right, "note": row.note,
         }
         for row in rows
