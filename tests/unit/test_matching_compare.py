@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from headway.cli.compare import command
 from headway.core.errors import UserError
 from headway.matching.advice.reading import Reading
-from headway.matching.compare import Value, beyond, compare, ratio_of_sums
+from headway.matching.compare import compare
+from headway.matching.compare_rows import Value, beyond, ratio_of_sums
 from headway.matching.compare_text import comparison_text
 from headway.matching.estimators import fit_line, p_greater, t_quantile
 from headway.matching.roles import SimSettings

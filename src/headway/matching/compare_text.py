@@ -13,7 +13,8 @@ from headway.telemetry.text import UNKNOWN, figures, percent, seconds
 from headway.telemetry.visible import visible_line
 
 if TYPE_CHECKING:
-    from headway.matching.compare import Comparison, Row, Value
+    from headway.matching.compare import Comparison
+    from headway.matching.compare_rows import Row, Value
 
 MAX_SETTINGS = 16
 _WIDTH = 110
