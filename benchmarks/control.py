@@ -4,7 +4,7 @@
 
 Each scene (control_scenes.py) is simulated with the real scheduler: with control from the default settings,
 with the default settings alone, and with every fixed setting of queue.depth, oversampling.groups_extra and
-queue.max_running_rollouts. Compared are rollouts trained a second of the whole run, at the same bound; the
+rollouts_extra, and queue.max_running_rollouts. Compared are rollouts trained a second of the whole run, at the same bound; the
 best fixed setting is known only afterwards. --live N adds N rounds of a real, latency-dominated run in turns.
 
 The last line is one JSON object. Simulated seconds do not depend on the machine.
@@ -31,9 +31,10 @@ from headway.matching.workload import DrawnWorkload
 from headway.queue.entry_settings import OversamplingSettings
 from headway.queue.settings import CheckpointSettings, EvalSettings, SchedulerSettings, StopSettings
 
-DEPTHS, EXTRA, RUNNING = (1, 2), (0, 2, 5), (0, 128, 64)
+DEPTHS, GROUPS, ROLLOUTS, RUNNING = (1, 2), (0, 3), (0, 1, 2), (0, 64)
 ON = ControlSettings(mode="on")
-Fixed = tuple[int, int, int]  # queue.depth, oversampling.groups_extra, queue.max_running_rollouts
+Fixed = tuple[int, int, int, int]
+"""queue.depth, oversampling.groups_extra and rollouts_extra, queue.max_running_rollouts."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,14 @@ class Changes:
 
 def simulate(job: Job) -> dict[str, Any]:
     """Simulate once."""
-    queue, extra = job.scene.queue, 0
+    queue, extra = job.scene.queue, OversamplingSettings()
     if job.fixed is not None:
-        queue = replace(queue, depth=job.fixed[0], max_running_rollouts=job.fixed[2])
-        extra = job.fixed[1]
+        depth, groups, rollouts, running = job.fixed
+        queue = replace(queue, depth=depth, max_running_rollouts=running)
+        extra = OversamplingSettings(groups_extra=groups, rollouts_extra=rollouts)
     settings = SchedulerSettings(
         queue=queue,
-        oversampling=OversamplingSettings(groups_extra=extra),
+        oversampling=extra,
         eval=EvalSettings(num_tasks=0),
         stop=StopSettings(steps=job.steps),
         checkpoint=CheckpointSettings(every_steps=0),
@@ -103,7 +105,7 @@ def simulate(job: Job) -> dict[str, Any]:
 
 def measure(scene: Scene, seeds: int, steps: int, pool: ProcessPoolExecutor, changes: bool) -> dict[str, Any]:
     """Compare control with every fixed setting of a scene; print and return what came of it."""
-    grid: list[Fixed] = list(itertools.product(DEPTHS, EXTRA, RUNNING))
+    grid: list[Fixed] = list(itertools.product(DEPTHS, GROUPS, ROLLOUTS, RUNNING))
     jobs = [
         Job(scene, seed, steps, fixed, control)
         for seed in range(seeds)
@@ -150,10 +152,9 @@ def main() -> None:
             if scene.name in arguments.scenes:
                 steps, seeds = arguments.steps, arguments.seeds
                 result[scene.name] = measure(scene, seeds, steps, pool, arguments.changes)
-    for key in ("against_default", "against_best"):
-        ratios = [found[key] for found in result.values()]
-        if ratios:
-            result[f"{key}_mean"] = math.exp(fmean(map(math.log, ratios)))
+    scenes = list(result.values())
+    for key in ("against_default", "against_best") if scenes else ():
+        result[f"{key}_mean"] = math.exp(fmean(math.log(found[key]) for found in scenes))
     if arguments.live:
         result["live"] = live(arguments.live)
     keep("control", result)
