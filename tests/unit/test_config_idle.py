@@ -11,7 +11,7 @@ from headway.config.show import write_config
 
 BASE = ("model.path=tiny", "environment.name=arithmetic")
 FILES = sorted((Path(__file__).parents[2] / "examples").rglob("*.toml"))
-EXAMPLES = [path for path in FILES if path.stem != "sft"]  # for train
+EXAMPLES = [path for path in FILES if path.stem != "sft" and path.parent.name != "cases"]  # for train
 
 ROWS = [
     (
@@ -56,6 +56,26 @@ ROWS = [
         ["pruning.max_repetition=0.9"],
     ),
     ("concurrency.trim=longest", (), 'concurrency.mode is "fixed"', ["concurrency.mode=adaptive"]),
+    ("control.min_gain=0.1", (), 'control.mode is "off"', ["control.mode=on"]),
+    (
+        "control.prune_quantile=0.9",
+        ("control.mode=on",),
+        'control.levers is ["depth", "running", "groups_extra", "rollouts_extra", "batch_wait"]',
+        ["control.mode=on", 'control.levers=["depth","pruning"]'],
+    ),
+    (
+        "control.kv_high=0.8",
+        ("control.mode=on", 'control.levers=["depth"]'),
+        'control.levers is ["depth"]',
+        ["control.mode=on", 'control.levers=["running"]'],
+    ),
+    (
+        "control.preempted=0.2",
+        ("control.mode=on", "concurrency.mode=adaptive"),
+        'concurrency.mode is "adaptive"',
+        ["control.mode=on"],
+    ),
+    ("queue.batch_wait_share=0.4", (), "queue.batch_wait_s is 0.0", ["queue.batch_wait_s=5"]),
     ("guard.min_reward=0.1", ("guard.action=off",), 'guard.action is "off"', ["guard.action=warn"]),
     ("guard.max_pause_s=9", (), 'guard.action is "warn"', ["guard.action=pause"]),
     ("guard.rollback_lr_scale=0.1", (), 'guard.action is "warn"', ["guard.action=rollback"]),

@@ -45,10 +45,11 @@ def command(
 ) -> int:
     r"""Simulate a run as a SPEC describes it, with the real scheduler.
 
-    SPEC is a run's config with hardware, or measured times, and a workload beside it (docs/matching.md). No
-    model runs: generator, trainer, tools and sandboxes are models, on a virtual clock. The run's directory
-    has a journal like that of a real run, so `headway report`, `headway rollouts` and `headway replay` work
-    on it. The same seed gives the same journal. It predicts rates and staleness, never learning.
+    SPEC is a run's config with hardware, or measured times, and a workload beside it (docs/matching.md);
+    KEY=VALUE overrides one of its keys. No model runs: generator, trainer, tools and sandboxes are models, on
+    a virtual clock. The run's directory has a journal like that of a real run, so `headway report`,
+    `headway rollouts` and `headway replay` work on it. The same seed gives the same journal. It predicts
+    rates and staleness, never learning.
 
     \b
     Examples:

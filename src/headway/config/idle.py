@@ -154,8 +154,13 @@ TABLE = (
     ),
     Idle(
         "control.min_running max_running kv_high preempted",
-        lambda c: "running" in c.control.levers and c.concurrency.mode == "fixed",
-        ("control.levers", "concurrency.mode"),
+        lambda c: "running" in c.control.levers,
+        ("control.levers",),
+    ),
+    Idle(
+        "control.min_running max_running kv_high preempted",
+        lambda c: c.concurrency.mode == "fixed",
+        ("concurrency.mode",),
     ),
     Idle("queue.batch_wait_share", _may_wait, ("queue.batch_wait_s",)),
     Idle(
