@@ -3,9 +3,10 @@
     python benchmarks/control.py [--scenes lengths tools ...] [--seeds 2] [--live 2] [--changes]
 
 Each scene (control_scenes.py) is simulated with the real scheduler: with control from the default settings,
-with the default settings alone, and with every fixed setting of queue.depth, oversampling.groups_extra and
-rollouts_extra, and queue.max_running_rollouts. Compared are rollouts trained a second of the whole run, at the same bound; the
-best fixed setting is known only afterwards. --live N adds N rounds of a real, latency-dominated run in turns.
+with the default settings alone, and with every fixed setting of a grid: queue.depth, both keys of
+oversampling, queue.max_running_rollouts. Compared are rollouts trained a second of the whole run, at the same
+bound; the best fixed setting is known only afterwards. --live N adds N rounds of a real run that tool latency
+dominates, in turns with the default.
 
 The last line is one JSON object. Simulated seconds do not depend on the machine.
 """

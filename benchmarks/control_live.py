@@ -1,4 +1,4 @@
-"""[control] on a real run that tool latency dominates, in turns with the default: a small model."""
+"""[control] on a real run that tool latency dominates, in turns with the default."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,7 @@ from headway.queue.settings import (
     StopSettings,
 )
 from tests.simulation.ledger import assert_conserved, assert_within_bound
+from tests.simulation.scenarios import play as play_scenario
 from tests.simulation.scenarios import replayed
 
 SETTINGS = SchedulerSettings(
@@ -114,3 +116,24 @@ def test_two_lives_decide_as_one_journal_says():
     again = Controller(ON, replace(SETTINGS, stop=StopSettings(steps=40)))
     decided = [event for entry in run.entries for event in again.feed(entry)]
     assert decided == [event for _, event in changes(run)]
+
+
+def test_faults_and_kills_leave_every_invariant_with_a_controller_at_work():
+    """`play_scenario` checks them: every rollout ends once, nothing is beyond the bound, replays agree."""
+    keys: Counter[str] = Counter()
+    for seed in range(20_000, 20_060):
+        try:
+            run, _ = play_scenario(seed, control=True)
+        except BaseException as error:
+            error.add_note(f"the scenario of seed {seed}")
+            raise
+        events = [entry.event for entry in run.entries if isinstance(entry.event, SettingChanged)]
+        keys.update(event.key for event in events if event.by == "control")
+    assert set(keys) >= {"queue.depth", "oversampling.groups_extra", "oversampling.rollouts_extra"}, keys
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_thousand_seeds_keep_every_invariant_with_a_controller():
+    for seed in range(21_000, 23_000):
+        play_scenario(seed, control=True)
