@@ -73,7 +73,7 @@ ROWS = [
         "control.preempted=0.2",
         ("control.mode=on", "concurrency.mode=adaptive"),
         'concurrency.mode is "adaptive"',
-        ["control.mode=on"],
+        ["concurrency.mode=fixed"],
     ),
     ("queue.batch_wait_share=0.4", (), "queue.batch_wait_s is 0.0", ["queue.batch_wait_s=5"]),
     ("guard.min_reward=0.1", ("guard.action=off",), 'guard.action is "off"', ["guard.action=warn"]),
