@@ -15,7 +15,7 @@ WORKERS ?= 2
         device-check format clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv and install Headway into it (once; again when the dependencies change)
 
@@ -96,7 +96,7 @@ bench-adapters: setup ## tokens/s with 0, 1, 8 and 64 LoRA adapters in one batch
 bench-sandbox: setup ## sandboxes against a plain subprocess and plain bubblewrap, 200 live; the last line is JSON
 	$(BIN)/python benchmarks/sandbox.py $(ARGS)
 
-bench-cases: setup ## the field report's four runs, predicted; misses included; the last line is JSON
+bench-cases: setup ## four published runs predicted, misses included; JSON last
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cases.py $(ARGS)
 
 bench-aiconfigurator: setup ## the engine's formulas against NVIDIA's tables (extra aiconfigurator); JSON last
@@ -120,7 +120,7 @@ bench-using: setup ## what looking at a run costs, how long a person waits, the 
 bench-survival: setup ## steps that a hostile setting survives with and without correction and guard; JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/survival.py $(ARGS)
 
-bench-prediction: setup ## one measured run predicts two others, which are then run; the last line is JSON
+bench-prediction: setup ## one measured run predicts two others, which are then run; JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/prediction.py $(ARGS)
 
 format: setup ## format the code and fix what ruff can fix

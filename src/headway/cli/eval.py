@@ -70,8 +70,8 @@ def command(
 
     TARGET is a config (its model before training), a run (its newest checkpoint, with the run's environment
     and settings), or a model: a directory that `headway export` wrote, any Hugging Face directory of the
-    Llama family, smollm2 or tiny. KEY=VALUE without a dot is an argument of the environment, with a dot a
-    config key; what neither says is as in TARGET.
+    Llama and Qwen families, smollm2 or tiny. KEY=VALUE without a dot is an argument of the environment, with
+    a dot a config key; what neither says is as in TARGET.
 
     Prints pass@1 to pass@n and the mean reward with 95 % intervals (docs/results.md says how), lengths, the
     environment's own measures, and a row for each level. It makes a run directory, runs/eval-NAME, that
