@@ -80,10 +80,12 @@ def make_model(folder: Path) -> Path:
     folder.mkdir()
     write_tokenizer(folder)
     torch.manual_seed(0)
-    vocab = len(AutoTokenizer.from_pretrained(folder))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    vocab, end = len(tokenizer), tokenizer.eos_token_id
     config = LlamaConfig(
         vocab_size=vocab, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=4, max_position_embeddings=512, tie_word_embeddings=True,
+        eos_token_id=end, bos_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder

@@ -136,4 +136,8 @@ def test_faults_and_kills_leave_every_invariant_with_a_controller_at_work():
 @pytest.mark.timeout(1800)
 def test_two_thousand_seeds_keep_every_invariant_with_a_controller():
     for seed in range(21_000, 23_000):
-        play_scenario(seed, control=True)
+        try:
+            play_scenario(seed, control=True)
+        except BaseException as error:
+            error.add_note(f"the scenario of seed {seed}")
+            raise

@@ -294,14 +294,18 @@ def _gain(before: Sequence[Cycle], after: Sequence[Cycle]) -> tuple[float, float
     for cycles in (before, after):
         length_s = sum(cycle.length_s for cycle in cycles)
         rates.append(sum(cycle.num_rollouts for cycle in cycles) / length_s if length_s > 0 else 0.0)
-        logs = [log(cycle.num_rollouts / cycle.length_s) for cycle in cycles if cycle.num_rollouts]
+        logs = [
+            log(cycle.num_rollouts / cycle.length_s)
+            for cycle in cycles
+            if cycle.num_rollouts and cycle.length_s > 0
+        ]
         mean = sum(logs) / max(1, len(logs))
         squares += sum((value - mean) ** 2 for value in logs)
         freedom += max(0, len(logs) - 1)
     if not rates[0] or not rates[1]:
         return 1.0, 0.0
     noise = sqrt(squares / freedom) if freedom > 1 else _NOISE
-    return rates[1] / rates[0] - 1.0, noise * sqrt(1.0 / len(before) + 1.0 / len(after))
+    return rates[1] / rates[0] - 1.0, noise * sqrt(1.0 / max(1, len(before)) + 1.0 / max(1, len(after)))
 
 
 def _is_up(turn: Turn, before: float) -> bool:
