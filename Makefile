@@ -93,7 +93,7 @@ bench-trainer: setup ## a step against a plain transformers and peft loop, LoRA 
 bench-adapters: setup ## tokens/s with 0, 1, 8 and 64 LoRA adapters in one batch; the last line is JSON
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/adapters.py $(ARGS)
 
-bench-sandbox: setup ## sandboxes against a plain subprocess and plain bubblewrap, 200 live; the last line is JSON
+bench-sandbox: setup ## sandboxes against a plain subprocess and plain bubblewrap, 1,000 live; JSON last
 	$(BIN)/python benchmarks/sandbox.py $(ARGS)
 
 bench-cases: setup ## four published runs predicted, misses included; JSON last

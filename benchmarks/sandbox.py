@@ -20,6 +20,8 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from keep import keep
+
 from headway.core.protocols import ExecLimits
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.sandbox.layout import find_bwrap, interpreter
@@ -222,7 +224,7 @@ async def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--live", type=int, default=200)
+    parser.add_argument("--live", type=int, default=1000)
     given = parser.parse_args()
     result: dict[str, object] = {"latency": await latencies(given.rounds)}
     result["state"] = await states(given.rounds)
@@ -232,7 +234,7 @@ async def main() -> None:
         result[name] = await live(given.live, preload=preload)
     for name, part in result.items():
         print(name, json.dumps(part, indent=1), file=sys.stderr)
-    print(json.dumps(result))
+    keep("sandbox", result)
 
 
 if __name__ == "__main__":
