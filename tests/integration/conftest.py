@@ -222,6 +222,9 @@ class Command:
         ]
 
 
+SHARED_MEMORY = Path("/dev/shm")
+
+
 class Bench:
     """One test's folder: configs, runs, and what has to hold of them."""
 
@@ -233,6 +236,9 @@ class Bench:
         self.config = folder / "test.toml"
         self.config.write_text(CONFIG.format(runs=self.runs, sandboxes=self.sandboxes))
         self.run_dir = self.runs / "test"
+        self.before = set(
+            SHARED_MEMORY.glob("headway-weights-*")
+        )  # of killed runs, whose process ids come again
 
     def environment(self, rollout="", score=LAST_DIGIT, needs_sandbox=False):
         """Write a plain-file environment and return the override that chooses it."""
@@ -279,7 +285,8 @@ class Bench:
         left += [
             str(path)
             for command in self.commands
-            for path in Path("/dev/shm").glob(f"headway-weights-*-{command.pid}-*")
+            for path in SHARED_MEMORY.glob(f"headway-weights-*-{command.pid}-*")
+            if path not in self.before
         ]
         return left
 

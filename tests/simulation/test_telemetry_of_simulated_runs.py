@@ -98,7 +98,11 @@ def test_the_metrics_of_a_simulated_run_add_up(tmp_path, bound, sim, kills):
     parts = sum(summary[f"rl.latency.{name}"]["mean"] for name in LATENCY_PARTS)
     assert parts == pytest.approx(summary["rl.latency.end_to_end_s"]["mean"])
     if not sim.p_repeated:  # a repeated ToolEnded cannot be told from a second call
-        assert summary["rl.latency.prefill_s"]["mean"] == pytest.approx(sim.num_turns * sim.prefill_s)
+        prefill_s = summary["rl.latency.prefill_s"]["mean"]
+        if bound:  # a version that comes in the middle of an answer has its context computed anew
+            assert sim.num_turns * sim.prefill_s <= prefill_s <= 2 * sim.num_turns * sim.prefill_s
+        else:
+            assert prefill_s == pytest.approx(sim.num_turns * sim.prefill_s)
 
     scored = [e for e in run.entries if isinstance(e.event, Scored) and e.event.rollout.startswith("t")]
     counted = [e for e in scored if not any(isinstance(n, Ignored) and n.event == "Scored" for n in e.notes)]

@@ -204,7 +204,7 @@ def test_a_sandbox_whose_ready_is_lost_is_asked_to_go() -> None:
     dict(hand.outside.answers(key))["ready"]()  # and nobody hears it
     name = key[1]
     while not [c for c in hand.commands if isinstance(c, ReleaseSandbox) and c.sandbox == name]:
-        assert hand.now <= 30.0
+        assert hand.now <= SETTINGS.deadlines.sandbox_s
         hand.usual(unless=lambda other: other[0] in ("rollout", "grant"))
 
 
