@@ -75,7 +75,13 @@ def rate(run: SimRun) -> float:
     return trained / run.entries[-1].t
 
 
-@pytest.mark.parametrize("kind", STATIONARY)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in ("tails", "matched") else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in STATIONARY
+    ],
+)
 def test_a_stationary_run_comes_to_rest(kind):
     run = play(STATIONARY[kind], 240, ON)
     found = changes(run)

@@ -82,9 +82,9 @@ def test_the_measured_run_is_inside_what_the_seeds_make_of_it(replay):
     ("changes", "steps"),
     [
         (["queue.bound=4"], 30),
-        (["queue.bound=0"], 30),
+        pytest.param(["queue.bound=0"], 30, marks=pytest.mark.slow),
         (["queue.batch_size=64", "queue.group_size=4"], 15),
-        (["generator.max_running=8"], 30),
+        pytest.param(["generator.max_running=8"], 30, marks=pytest.mark.slow),
     ],
 )
 def test_a_changed_run_is_predicted(replay, changes, steps):

@@ -63,7 +63,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0].partition(',')[0]} {row[1]} {row[2]}")
+@pytest.mark.parametrize("row", list(rows()), ids=lambda row: f"{row[0].partition(',')[0]} {row[1]} {row[2]}")
 def test_a_closed_form_is_exact(row):
     case, first, second, expected = row
     name = next(name for name in sorted(FORMS, key=len, reverse=True) if case.startswith(name))
