@@ -76,6 +76,7 @@ def simulate_spec(
         fleet=models.fleet,
         seed=seed,
         journal=journal,
+        control=spec.config.control if spec.config.control.mode != "off" else None,
     )
     try:
         summary = driver.run(warmup_steps=warmup_steps)
