@@ -79,3 +79,16 @@ def test_environment_workers_are_proposed_where_a_core_is_idle(tmp_path, machine
     )
     assert finding.change.settings == settings
     assert (finding.gain.high is None) == (not settings)
+
+
+def test_free_slots_are_not_told_as_decoding_that_holds_up(tmp_path):
+    finding = found(tmp_path, "generation_decode", "queue.bound=1", max_running=256, train_s=0.5)
+    assert finding.title == "Each answer takes long, while slots are free"
+    assert finding.gain.high < 0.12  # for a tenth off decoding
+
+
+def test_depth_gains_no_more_than_the_wait_that_it_causes(tmp_path):
+    finding = found(tmp_path, "staleness_limit", "queue.bound=1", max_running=256, train_s=0.5)
+    limited = finding.evidence[0].value
+    starved = finding.stake / limited
+    assert finding.gain.high <= 1.0 / (1.0 - starved * limited) - 1.0 + 1e-9

@@ -58,7 +58,9 @@ def findings(reading: Reading) -> Iterator[Finding]:
         )
         yield Finding(
             code=f"generation_{code}",
-            title=f"{name} hold{'' if name in _PLURAL else 's'} generation up",
+            title="Each answer takes long, while slots are free"
+            if code == "decode" and used is not None and used < ROOM
+            else f"{name} hold{'' if name in _PLURAL else 's'} generation up",
             stake=starved * share * (1.0 if used is None else max(0.3, used)),  # an idle engine is not it
             evidence=(shared, *more),
             when=_when(reading, part),
@@ -88,7 +90,10 @@ def _decode(reading: Reading, share: float) -> Advice:
         change = Change(
             "a faster engine for each request: fewer bits, more parallelism, speculative decoding"
         )
-        return change, _halved(reading, share), _slots(reading)
+        gain = at_most(
+            1.0 / (1.0 - 0.1 * share), reading.starved, "for each tenth off that time, as many in flight"
+        )
+        return change, gain, _slots(reading)
     factor = 1.0 / (1.0 - share + share * replicas / (replicas + 1))
     basis = f"{replicas + 1} replicas for {replicas}, decoding alone grows faster (Amdahl)"
     change = Change(
