@@ -6,7 +6,9 @@ import pytest
 
 from headway.cli.main import main
 from headway.core.events import SettingChanged
+from headway.matching.spec_load import load_spec
 from headway.runtime.replay import verify
+from headway.runtime.simulated_run import trainer_peak
 from headway.telemetry.journal import read_journal
 from headway.telemetry.records import Entry
 from headway.telemetry.rollout_table import rollout_table
@@ -120,3 +122,11 @@ def test_control_acts_in_a_simulated_run_and_says_what_it_changed(spec, tmp_path
 def test_control_that_changes_nothing_says_so(spec, capsys):
     assert main(["simulate", str(spec), "--steps", "1", "control.mode=on", "--no-run"]) == 0
     assert "control     changed nothing" in capsys.readouterr().out
+
+
+def test_the_trainers_peak_is_that_of_its_accelerators(spec):
+    with spec.open("a") as file:
+        file.write(
+            '[model]\npath = "Qwen/Qwen3-8B"\n[hardware.trainer]\naccelerator = "H200 SXM"\ncount = 8\n'
+        )
+    assert trainer_peak(load_spec(spec, ())) == pytest.approx(8 * 989.5e12, rel=0.01)
