@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 def say_on_terminal() -> Callable[[str], None]:
     """Return what shows a line that the next one replaces, on a terminal alone."""
-    err = click.get_text_stream("stderr")
-    return (lambda line: click.echo(f"\r{line}", err=True, nl=False)) if err.isatty() else (lambda line: None)
+    if not sys.stderr.isatty():
+        return lambda line: None
+    return lambda line: click.echo(f"\r{line}", err=True, nl=False)
 
 
 @click.command("whatif")
