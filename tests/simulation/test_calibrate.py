@@ -187,7 +187,7 @@ def test_the_spec_says_where_each_value_comes_from(found):
 
 def test_text_and_json_tell_all(found):
     text = calibration_text(found, "runs/x")
-    assert text.startswith("runs/x: 30 steps\n")
+    assert text.startswith("runs/x: 30 steps; times are in seconds, lengths in tokens\n")
     assert "The journal cannot tell:" in text
     plain = json.loads(json.dumps(found.plain()))
     assert plain["unidentified"] == [one.key for one in found.parameters if not one.is_identified]

@@ -64,7 +64,7 @@ def test_the_unchanged_run_does_what_it_did(deeper):
 
 
 def test_no_change_makes_no_difference(replay):
-    found = replay.whatif(["queue.bound=2"], seeds=2)
+    found = replay.whatif(["queue.bound=2"], seeds=3)
     for one in found.compared:
         assert (one.difference, one.low, one.high) == (0.0, 0.0, 0.0)
         assert one.before == one.after
@@ -215,3 +215,24 @@ def test_text_and_json_say_what_it_does_not_predict(deeper):
 
 def test_the_same_journal_and_seeds_give_the_same_prediction(journal, deeper):
     assert whatif_json(whatif(journal, ["queue.bound=4"], seeds=3)) == whatif_json(deeper)
+
+
+def test_values_that_the_run_has_already_are_refused(journal):
+    with pytest.raises(UserError, match=r"has these values already.*queue\.bound=2"):
+        whatif(journal, ["queue.bound=2"], seeds=3)
+
+
+def test_two_seeds_have_no_interval_and_one_is_no_plural(replay):
+    two, one = (replay.whatif(["queue.bound=4"], seeds=seeds) for seeds in (2, 1))
+    assert all(compared.low is None for compared in two.compared)
+    assert "No intervals: they take 3 seeds" in whatif_text(two, "runs/x")
+    assert whatif_text(one, "runs/x").startswith("runs/x with queue.bound=4, 1 seed\n")
+
+
+def test_progress_names_each_seed(replay):
+    said = []
+    replay.whatif(["queue.bound=4"], 2, said.append)
+    assert [line.partition(",")[0] for line in said] == [
+        "simulating the run with seed 1 of 2",
+        "simulating the run with seed 2 of 2",
+    ]

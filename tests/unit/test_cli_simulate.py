@@ -5,8 +5,12 @@ import json
 import pytest
 
 from headway.cli.main import main
+from headway.core.events import SettingChanged
+from headway.matching.spec_load import load_spec
 from headway.runtime.replay import verify
+from headway.runtime.simulated_run import trainer_peak
 from headway.telemetry.journal import read_journal
+from headway.telemetry.records import Entry
 from headway.telemetry.rollout_table import rollout_table
 
 SPEC = """
@@ -101,3 +105,28 @@ def test_a_simulated_run_is_not_resumed(spec, tmp_path, capsys):
     assert main(["simulate", str(spec), "--steps", "1"]) == 0
     assert main(["resume", str(tmp_path / "runs" / "small")]) == 2
     assert "simulated" in capsys.readouterr().err
+
+
+def test_control_acts_in_a_simulated_run_and_says_what_it_changed(spec, tmp_path, capsys):
+    arguments = ["simulate", str(spec), "--steps", "40", "queue.bound=4", "queue.depth=0"]
+    assert main([*arguments, "control.mode=on", "--run", "on"]) == 0
+    out = capsys.readouterr().out
+    decided = [entry.event for entry in read_journal(tmp_path / "on") if isinstance(entry, Entry)]
+    decided = [event for event in decided if isinstance(event, SettingChanged)]
+    assert decided
+    assert {event.by for event in decided} == {"control"}
+    assert out.count("control     ") == len(decided)
+    assert f"control     {decided[0].key} = {decided[0].value}: " in out
+
+
+def test_control_that_changes_nothing_says_so(spec, capsys):
+    assert main(["simulate", str(spec), "--steps", "1", "control.mode=on", "--no-run"]) == 0
+    assert "control     changed nothing" in capsys.readouterr().out
+
+
+def test_the_trainers_peak_is_that_of_its_accelerators(spec):
+    with spec.open("a") as file:
+        file.write(
+            '[model]\npath = "Qwen/Qwen3-8B"\n[hardware.trainer]\naccelerator = "H200 SXM"\ncount = 8\n'
+        )
+    assert trainer_peak(load_spec(spec, ())) == pytest.approx(8 * 989.5e12, rel=0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,7 @@ from headway.cli.compare import command
 from headway.core.errors import UserError
 from headway.matching.advice.reading import Reading
 from headway.matching.compare import compare
-from headway.matching.compare_rows import Value, beyond, ratio_of_sums
+from headway.matching.compare_rows import AXES, Value, beyond, ratio_of_sums, reward_line
 from headway.matching.compare_text import comparison_text
 from headway.matching.estimators import fit_line, p_greater, t_quantile
 from headway.matching.roles import SimSettings
@@ -103,9 +104,6 @@ def test_reward_is_held_against_cost_where_there_is_a_price(tmp_path):
     cheap = reading(tmp_path / "a", usd_per_hour=10.0)
     dear = reading(tmp_path / "b", usd_per_hour=40.0)
     rows = {row.metric: row for row in compare([("a", cheap), ("b", dear)]).rows}
-    assert rows["reward.slope.cost"].values[0].value == pytest.approx(
-        rows["reward.slope.wall_time"].values[0].value
-    )
     spent = 10.0 * cheap.records[-1].t / 3600.0
     assert rows["reward.at_common.cost"].label == f"reward at ${spent:,.2f}"
     ratio = rows["rl.cost.usd_per_mtok"].values[1].value / rows["rl.cost.usd_per_mtok"].values[0].value
@@ -158,3 +156,31 @@ def test_the_command_prints_all_of_it_as_json(tmp_path):
     assert found["runs"] == ["a", "b"]
     assert found["settings"] == {"queue.bound": [2, 0]}
     assert {"metric", "unit", "values", "differs_from_first"} <= set(found["metrics"][0])
+
+
+def test_reward_that_has_come_to_its_end_is_not_continued(tmp_path):
+    """Reward of 1 from a third of the run on: no height above it, and no line through it."""
+    one = reading(tmp_path / "a", "stop.steps=30")
+    done = [replace(step, reward=min(1.0, 0.2 + 0.1 * n)) for n, step in enumerate(one.records)]
+    one.metrics.steps.records[:] = done
+    found = compare([("a", one), ("b", one)])
+    rows = {row.metric: row.values[0] for row in found.rows}
+    assert rows["reward.at_common.trained_rollouts"] == Value(1.0, 1.0, 1.0)
+    assert rows["reward.at_common.wall_time"].value == 1.0
+    assert reward_line(one, AXES[0][2]) is None
+    assert "reward.slope.trained_rollouts" not in rows
+
+
+def test_time_counts_from_the_first_admission(tmp_path):
+    one = reading(tmp_path / "a")
+    first, last = one.records[0], one.records[-1]
+    began = first.t - first.duration_s
+    assert began > 0.0
+    assert AXES[1][2](one, last, 0.0) == last.t - began
+
+
+def test_a_simulated_run_beside_a_real_one_is_told(tmp_path):
+    one, other = reading(tmp_path / "a"), reading(tmp_path / "b")
+    other.header = replace(other.header, simulated=True, machine="simulated from case1")
+    notes = compare([("a", one), ("b", other)]).notes
+    assert notes[0].startswith("some runs are simulated")

@@ -211,3 +211,13 @@ def test_a_journal_of_nothing_tells_nothing_and_says_so():
     assert {"timings.decode_base_s", "timings.prefill_token_s", "timings.step_base_s"} <= unknown
     assert {"workload.answer_tokens", "workload.turns", "workload.solve_alpha"} <= unknown
     assert found.timings.decode_base_s is None
+
+
+def test_a_tool_that_was_done_when_its_rollout_was_ended_is_not_cut_short():
+    """The call took 1.5 s; the rest until the end was the next answer, which never came."""
+    lines = Lines().start(0.0, "t000000.0")
+    lines.turn(2.0, "t000000.0", 0, 10, 20)
+    lines.add(3.5, events.ToolEnded("t000000.0", 0, 0, 0, 1.5, "exit"))
+    lines.add(30.0, events.RolloutFailed("t000000.0", 0, "scheduler", "cancelled", "", 10))
+    (attempt,) = record(lines).attempts
+    assert (attempt.turns[0].after_s, attempt.turns[0].cut_short) == (1.5, False)

@@ -72,11 +72,11 @@ def command(
     if as_json:
         click.echo(simulated_run.as_json(summary, run_dir))
     else:
-        click.echo(_text(summary))
+        click.echo(_text(summary, loaded.config.control.mode == "on"))
     return 0
 
 
-def _text(summary: SimSummary) -> str:
+def _text(summary: SimSummary, controlled: bool) -> str:
     metrics = summary.metrics
     lines = [
         f"{summary.outcome}: {summary.steps} steps in {summary.virtual_s:,.0f} s of the run's time "
@@ -101,6 +101,9 @@ def _text(summary: SimSummary) -> str:
         f"{_share(metrics['rl.discard.token_fraction'])} of the tokens; without signal "
         f"{_share(metrics['rl.group.zero_advantage_fraction'])} of the groups",
     ]
+    lines += [f"control     {one.key} = {one.value}: {one.reason}" for one in summary.decisions]
+    if controlled and not summary.decisions:
+        lines.append("control     changed nothing")
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +13,15 @@ from headway.cli.arguments import check_run, naming, run_argument
 from headway.cli.output import until_nobody_reads
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+
+def say_on_terminal() -> Callable[[str], None]:
+    """Return what shows a line that the next one replaces, on a terminal alone."""
+    if not sys.stderr.isatty():
+        return lambda line: None
+    return lambda line: click.echo(f"\r{line}", err=True, nl=False)
 
 
 @click.command("whatif")
@@ -20,7 +29,12 @@ if TYPE_CHECKING:
 @click.argument(
     "overrides", nargs=-1, required=True, metavar="KEY=VALUE...", shell_complete=complete.overrides
 )
-@click.option("--seeds", default=5, type=click.IntRange(1, 100), help="Simulations of each of the two runs.")
+@click.option(
+    "--seeds",
+    default=5,
+    type=click.IntRange(1, 100),
+    help="Simulations of each of the two runs; an interval takes 3.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, keyed by metric name.")
 def command(run: Path, overrides: tuple[str, ...], seeds: int, as_json: bool) -> int:
     r"""Predict a run's rates with other settings.
@@ -44,6 +58,8 @@ def command(run: Path, overrides: tuple[str, ...], seeds: int, as_json: bool) ->
     from headway.telemetry.journal import read_journal
 
     with naming(run), until_nobody_reads():
-        found = whatif(read_journal(run), overrides, seeds)
+        progress = say_on_terminal()
+        found = whatif(read_journal(run), overrides, seeds, progress)
+        progress("\033[K\r")
         click.echo(json.dumps(whatif_json(found)) if as_json else whatif_text(found, str(run)))
     return 0

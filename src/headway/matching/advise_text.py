@@ -16,8 +16,8 @@ WIDTH = 100
 NUM_SHORT = 2  # findings that are told at the end of a run
 SHORT_STAKE = 0.10  # below, a finding waits for who asks
 _SAID: dict[Bottleneck, str] = {
-    "generator": "The generator is the bottleneck: the trainer waits for rollouts.",
-    "trainer": "The trainer is the bottleneck: rollouts wait for it.",
+    "generator": "Generation is the bottleneck: the trainer waits for rollouts.",
+    "trainer": "Training is the bottleneck: rollouts wait for the trainer.",
     "both in turn": "Generator and trainer take turns: each waits for the other.",
     "none": "Generator and trainer are matched: neither waits long for the other.",
     "unknown": "The run is too short to be told anything: it takes two steps.",

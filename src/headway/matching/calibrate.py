@@ -173,8 +173,9 @@ def _trainer(recording: Recording, found: Found, warnings: list[str]) -> None:
         else:
             source = "StepEnded.compute_s over the rows and the tokens of its rollouts"
             found.add(f"timings.{name}", value, source, num=len(steps), r2=r2)
-    found.add("timings.load_s", fmean(step.load_s for step in steps), "from Train, or the publish before it, "
-              "to computing", num=len(steps))  # fmt: skip
+    load_s = round(fmean(step.load_s for step in steps), 9)  # what is left of rounding is none
+    source = "from Train, or the publish before it, to computing"
+    found.add("timings.load_s", load_s, source, num=len(steps))
     _drift_of_steps(steps, warnings)
 
 

@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from headway.matching.calibration import Calibration, Parameter
 
 SECTIONS = ("workload", "fleet", "timings")
+TINY = 1e-12  # of rounding, in any unit
 _WIDTH = 100
 _LEFT_OUT = ("run.dir", "run.name")  # of the run's config: a plan writes no run
 
 
 def calibration_text(calibration: Calibration, name: str) -> str:
     """Return a short answer: what was found, how well, and what the journal cannot tell."""
-    lines = [f"{name}: {calibration.steps:,} steps"]
+    lines = [f"{name}: {calibration.steps:,} steps; times are in seconds, lengths in tokens"]
+    for warning in calibration.warnings:
+        lines += textwrap.wrap(f"Warning: {warning}", _WIDTH, subsequent_indent="  ")
     known = [one for one in calibration.parameters if one.is_identified]
     for section in SECTIONS:
         rows = [one for one in known if one.key.startswith(f"{section}.")]
@@ -32,8 +35,6 @@ def calibration_text(calibration: Calibration, name: str) -> str:
         for why in dict.fromkeys(one.stands_in for one in unknown):
             keys = ", ".join(one.key for one in unknown if one.stands_in == why)
             lines += textwrap.wrap(f"{keys}: {why}", _WIDTH, initial_indent="  ", subsequent_indent="    ")
-    for warning in calibration.warnings:
-        lines += textwrap.wrap(f"Warning: {warning}", _WIDTH, subsequent_indent="  ")
     return "\n".join(lines)
 
 
@@ -88,6 +89,7 @@ def _rounded(value: object) -> object:
 
 def _row(parameter: Parameter) -> str:
     value = parameter.value
+    value = 0.0 if isinstance(value, float) and abs(value) < TINY else value
     shown = f"{value:.4g}" if isinstance(value, float) else str(value).lower()
     key = parameter.key.partition(".")[2]
     return f"  {key:<22} {shown:>10}  {parameter.fit}".rstrip()

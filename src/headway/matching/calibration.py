@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+MAX_KS = 0.1  # above which a fitted distribution is not that of the values
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One value of a SPEC."""
@@ -35,12 +38,12 @@ class Parameter:
     def fit(self) -> str:
         """The quality of the fit in words."""
         parts = [f"n = {self.num:,}"] if self.num else []
-        if self.low is not None and self.high is not None:
+        if self.low is not None and self.high is not None and self.low <= self.value <= self.high:
             parts.append(f"95 %: {self.low:.4g} to {self.high:.4g}")
         if self.censored:
             parts.append(f"{self.censored:.0%} cut off")
         if self.ks is not None:
-            parts.append(f"KS {self.ks:.3f}")
+            parts.append(f"KS {self.ks:.3f}" + (": does not fit" if self.ks > MAX_KS else ""))
         if self.r2 is not None:
             parts.append(f"R2 {self.r2:.2f}")
         return ", ".join(parts)

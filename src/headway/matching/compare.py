@@ -96,7 +96,12 @@ def _notes(readings: Sequence[Reading], settings: Mapping[str, tuple[Any, ...]])
     if "model.path" in settings:
         notes.append("the models differ")
     machines = {reading.header.machine for reading in readings}
-    if len(machines) > 1:
+    if len({reading.header.simulated for reading in readings}) > 1:
+        notes.append(
+            "some runs are simulated and others ran: times and rates of the first are predictions, their "
+            "rewards are made up"
+        )
+    elif len(machines) > 1:
         notes.append("the machines differ: rates and times say little of the settings")
     counts = [len(reading.records) for reading in readings]
     if min(counts) < MIN_STEPS:

@@ -5,8 +5,10 @@ interval is made of NUM_BATCHES stretches of neighbouring steps (batch means), e
 
     var r = k / (k - 1) sum_b (N_b - r D_b)^2 / (sum D)^2,  r -+ t(0.975, k - 1) sqrt(var r)
 
-Shares of groups have Wilson's interval. Reward against an axis x (trained rollouts, wall time, cost) is a
-straight line in ln x by least squares, one point a step; its slope is told for a doubling of x. Two runs
+Shares of groups have Wilson's interval. Reward at an axis x (trained rollouts, time, cost) is the mean of the
+steps from NEAR x to x, each a point, with Student's interval: nothing is continued past what was measured.
+What reward gains while x doubles is a straight line in ln x by least squares, one point a step; none
+where it bends down beyond chance (a parabola's term, t < -BENT), as reward does at its end. Two runs
 differ beyond their intervals where |a - b| > sqrt(h_a^2 + h_b^2) of the two half-widths. One run each says
 nothing of another seed.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any
 
 from headway.matching.estimators import Line, fit_line, t_quantile
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from headway.telemetry.steps import StepRecord
 
 NUM_BATCHES = 10
+NEAR = 0.8
+BENT = 4.0  # standard errors: chance has it so once in some thousand runs
 MIN_STEPS = 4  # below, no interval: a spread of three is none
 
 
@@ -96,18 +101,37 @@ def beyond(one: Value, other: Value) -> bool:
     return abs(one.value - other.value) > math.hypot(one.half, other.half)
 
 
-def reward_line(reading: Reading, axis: Callable[[Reading, StepRecord, float], float | None]) -> Line | None:
-    """Fit reward over ln x, one point a step."""
-    xs: list[float] = []
-    ys: list[float] = []
+Axis = Callable[["Reading", "StepRecord", float], "float | None"]
+
+
+def _points(reading: Reading, axis: Axis) -> list[tuple[float, float]]:
+    """Return x and reward of each step that has both, in order."""
+    points: list[tuple[float, float]] = []
     trained = 0.0
     for record in reading.records:
         trained += record.num_trained_rollouts
         x = axis(reading, record, trained)
         if record.reward is not None and x is not None and x > 0.0:
-            xs.append(math.log(x))
-            ys.append(record.reward)
-    return fit_line(xs, ys)
+            points.append((x, record.reward))
+    return points
+
+
+def reward_line(reading: Reading, axis: Axis) -> Line | None:
+    """Fit reward over ln x, one point a step; None where that is no straight line."""
+    points = _points(reading, axis)
+    xs, ys = [math.log(x) for x, _ in points], [reward for _, reward in points]
+    line = fit_line(xs, ys)
+    if line is None or len(points) < 3 * MIN_STEPS:
+        return line
+    squares = [x * x for x in xs]
+    of_x = fit_line(xs, squares)
+    if of_x is None:
+        return line
+    bend = fit_line(
+        [square - of_x.at(x) for x, square in zip(xs, squares, strict=True)],
+        [y - line.at(x) for x, y in zip(xs, ys, strict=True)],
+    )
+    return None if bend is not None and bend.slope < -BENT * bend.slope_error else line
 
 
 def _trained(reading: Reading, record: StepRecord, trained: float) -> float:
@@ -115,7 +139,9 @@ def _trained(reading: Reading, record: StepRecord, trained: float) -> float:
 
 
 def _wall(reading: Reading, record: StepRecord, trained: float) -> float:
-    return record.t
+    """Seconds since the first rollout was admitted: the start of processes is no part of it."""
+    first = reading.records[0]
+    return record.t - (first.t - first.duration_s)
 
 
 def _usd(reading: Reading, record: StepRecord, trained: float) -> float | None:
@@ -124,9 +150,9 @@ def _usd(reading: Reading, record: StepRecord, trained: float) -> float | None:
 
 
 AXES = (
-    ("trained rollouts", _trained),
-    ("wall time", _wall),
-    ("cost", _usd),
+    ("trained_rollouts", "trained rollouts", _trained),
+    ("wall_time", "time", _wall),
+    ("cost", "cost", _usd),
 )
 
 
@@ -141,15 +167,19 @@ def rows_of(readings: Sequence[Reading]) -> list[Row]:
             rows.append(Row(metric, label, unit, values, differ))
 
     add("steps", "steps", "count", lambda r: Value(float(r.summary["steps"])))
-    add("wall_s", "wall time", "seconds", lambda r: Value(r.summary["wall_s"]))
+    add("wall_s", "wall time, start-up included", "seconds", lambda r: Value(r.summary["wall_s"]))
     add("reward.last", "reward, last tenth", "number", lambda r: Value(r.summary["reward.last"]))
     add("eval.last", "evaluation, last", "number", lambda r: Value(r.summary["eval.last"]))
-    for name, axis in AXES:
-        key = name.replace(" ", "_")
-        add(f"reward.slope.{key}", f"reward a doubling of {name}", "number", lambda r, a=axis: _slope(r, a))
+    for key, name, axis in AXES:
+        add(
+            f"reward.slope.{key}",
+            f"reward gained while {name} double{'' if name[-1] == 's' else 's'}",
+            "number",
+            lambda r, a=axis: _slope(r, a),
+        )
         common = _common(readings, axis)
         if common is not None:
-            label = f"reward at {_shown(common, name)}"
+            label = f"reward {_shown(common, name)}"
             add(f"reward.at_common.{key}", label, "number", lambda r, a=axis, x=common: _height(r, a, x))
     for metric, label, unit, numerator, denominator in _RATIOS:
         add(
@@ -189,10 +219,16 @@ _RATIOS: tuple[tuple[str, str, str, Of, Of], ...] = (
         lambda r: r.num_trained_rollouts,
         lambda r: r.duration_s,
     ),
-    ("rl.production.samples_per_s", "made", "rate", lambda r: r.num_rollouts, lambda r: r.duration_s),
+    (
+        "rl.production.samples_per_s",
+        "rollouts made a second",
+        "rate",
+        lambda r: r.num_rollouts,
+        lambda r: r.duration_s,
+    ),
     (
         "rl.consumption.active_samples_per_s",
-        "used while computing",
+        "rollouts trained a second of computing",
         "rate",
         lambda r: r.num_trained_rollouts,
         lambda r: r.compute_s,
@@ -216,7 +252,7 @@ _RATIOS: tuple[tuple[str, str, str, Of, Of], ...] = (
 )
 
 
-def _slope(reading: Reading, axis: Callable[[Reading, StepRecord, float], float | None]) -> Value:
+def _slope(reading: Reading, axis: Axis) -> Value:
     line = reward_line(reading, axis)
     if line is None:
         return NOTHING
@@ -225,17 +261,16 @@ def _slope(reading: Reading, axis: Callable[[Reading, StepRecord, float], float 
     return Value(line.slope * doubling, low * doubling, high * doubling)
 
 
-def _height(reading: Reading, axis: Callable[[Reading, StepRecord, float], float | None], x: float) -> Value:
-    line = reward_line(reading, axis)
-    if line is None:
-        return NOTHING
-    low, high = line.height_interval(math.log(x))
-    return Value(line.at(math.log(x)), low, high)
+def _height(reading: Reading, axis: Axis, x: float) -> Value:
+    near = [reward for at, reward in _points(reading, axis) if NEAR * x <= at <= x]
+    if len(near) < MIN_STEPS:
+        return Value(fmean(near)) if near else NOTHING
+    mean = fmean(near)
+    half = t_quantile(0.975, len(near) - 1) * math.sqrt(variance(near) / len(near))
+    return Value(mean, mean - half, mean + half)
 
 
-def _common(
-    readings: Sequence[Reading], axis: Callable[[Reading, StepRecord, float], float | None]
-) -> float | None:
+def _common(readings: Sequence[Reading], axis: Axis) -> float | None:
     """Return the largest x that every run has reached, None where one has none."""
     ends: list[float] = []
     for reading in readings:
@@ -250,11 +285,11 @@ def _common(
 def _shown(x: float, axis: str) -> str:
     match axis:
         case "cost":
-            return f"${x:,.2f}"
-        case "wall time":
-            return f"{x:,.0f} s"
+            return f"at ${x:,.2f}"
+        case "time":
+            return f"{x:,.0f} s after the first start"
         case _:
-            return f"{x:,.0f} {axis}"
+            return f"at {x:,.0f} {axis}"
 
 
 def _usd_per_mtok(reading: Reading) -> Value:

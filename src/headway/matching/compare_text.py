@@ -55,7 +55,11 @@ def _verdict(comparison: Comparison) -> str:
     first = visible_line(comparison.names[0])
     sentences: list[str] = []
     for place, name in enumerate(comparison.names[1:], 1):
-        told = [_difference(row, place) for row in comparison.rows if row.beyond[place]]
+        told = [
+            _difference(row, place)
+            for row in comparison.rows
+            if row.beyond[place] and not row.metric.startswith("reward.slope")  # a fit, not a measurement
+        ]
         what = "; ".join(told[:4]) if told else "no difference beyond the intervals"
         more = f"; and {len(told) - 4} more" if len(told) > 4 else ""
         sentences.append(f"{visible_line(name)} against {first}: {what}{more}.")

@@ -194,6 +194,9 @@ class _Reader:
             until = t if attempt.waits_since_s is None else attempt.waits_since_s
             last.after_s = max(0.0, until - last.ended_s - attempt.aside_s)
             last.cut_short = outcome != "ended"
+            if last.cut_short and last.num_calls and last.after_s > last.calls_s:
+                # Its tools were done: the rest was the next answer's, in line or on an engine.
+                last.after_s, last.cut_short = last.calls_s, False
 
     def _scored(self, event: events.Scored) -> None:
         attempt = self._ended.get(event.rollout)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headway.core.events import SettingChanged
 from headway.matching.control import Controller
 from headway.matching.plain_models import PlainFleet
 from headway.matching.roles import Faults, SimModels, SimSettings
@@ -51,6 +52,7 @@ class SimSummary:
     num_events: int
     virtual_s: float
     metrics: dict[str, Any]
+    decisions: tuple[SettingChanged, ...] = ()  # of the controller
 
 
 class ModelledDriver:
@@ -115,21 +117,33 @@ class ModelledDriver:
         if self._control is not None:
             run.controller = Controller(self._control, settings)
         driver = SimulatedDriver(run, self._models, self._seed)
+        decisions: list[SettingChanged] = []
         tally = Tally(driver.rollouts.known, settings.solved_reward, settings.queue.bound, warmup_steps)
         journal = self._journal
-        if journal is None:
+        if journal is None and run.controller is None:
             driver.sink = tally.take
         else:
 
-            def both(seq: int, t: float, event: Event, commands: list[Command], notes: list[Note]) -> None:
-                journal.write_event(seq, t, event, commands, notes)
+            def every(seq: int, t: float, event: Event, commands: list[Command], notes: list[Note]) -> None:
+                if journal is not None:
+                    journal.write_event(seq, t, event, commands, notes)
+                if isinstance(event, SettingChanged) and event.by == "control":
+                    decisions.append(event)
                 tally.take(seq, t, event, commands, notes)
 
-            driver.sink = both
+            driver.sink = every
         self.driver = driver
         driver.play(max_events=_NO_END)
         metrics = {**tally.summary(), **self._generator(driver)}
-        return SimSummary(tally.outcome, tally.message, metrics["steps"], run.num_events, tally.now, metrics)
+        return SimSummary(
+            tally.outcome,
+            tally.message,
+            metrics["steps"],
+            run.num_events,
+            tally.now,
+            metrics,
+            tuple(decisions),
+        )
 
     def _generator(self, driver: SimulatedDriver) -> dict[str, Any]:
         """Return how the replicas spent the whole run."""

@@ -33,10 +33,11 @@ from headway.matching.whatif_changes import Change, change
 from headway.telemetry.metrics import RunMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from headway.matching.recorded_run import JournalLike
 
+MIN_SEEDS = 3  # for an interval: that of two is some ten times their spread
 METRICS = {
     "rl.consumption.wall_samples_per_s": "trained samples/s",
     "rl.production.samples_per_s": "produced samples/s",
@@ -90,9 +91,24 @@ class WhatIf:
         return next(one for one in self.compared if one.key == key)
 
 
-def whatif(journal: JournalLike, changes: Sequence[str], seeds: int = 5) -> WhatIf:
-    """Predict what a run would have done with other settings; see `Replay`, which takes several questions."""
-    return Replay(journal).whatif(changes, seeds)
+def whatif(
+    journal: JournalLike,
+    changes: Sequence[str],
+    seeds: int = 5,
+    progress: Callable[[str], None] = lambda line: None,
+) -> WhatIf:
+    """Predict what a run would have done with other settings; see `Replay`, which takes several questions.
+
+    Raises UserError where the run has all of these values already.
+    """
+    replay = Replay(journal)
+    if change(replay.calibration, changes) == change(replay.calibration, ()):
+        raise UserError(
+            "the run has these values already: there is nothing to predict",
+            value=" ".join(changes),
+            remedy="Give another value; the run's are in its config.toml",
+        )
+    return replay.whatif(changes, seeds, progress)
 
 
 class Replay:
@@ -120,12 +136,15 @@ class Replay:
                 remedy="Let it run longer, or plan from a SPEC: `headway plan`",
             )
 
-    def whatif(self, changes: Sequence[str], seeds: int = 5) -> WhatIf:
+    def whatif(
+        self, changes: Sequence[str], seeds: int = 5, progress: Callable[[str], None] = lambda line: None
+    ) -> WhatIf:
         """Predict what the run would have done with other settings.
 
         Args:
             changes: `key=value`, of the settings in `whatif_changes`.
             seeds: simulations of the changed run, and of the unchanged one.
+            progress: is told before each of these what is simulated.
 
         Raises:
             ConfigError: a setting that cannot be predicted or is wrong.
@@ -134,6 +153,7 @@ class Replay:
         befores, afters = list[dict[str, Any]](), list[dict[str, Any]]()
         drawn = extended = every = 0
         for seed in range(1, seeds + 1):
+            progress(f"simulating the run with seed {seed} of {seeds}, as it was and changed")
             befores.append(self.unchanged(seed))
             summary, workload = self.run(changed, seed)
             afters.append(summary)
@@ -207,7 +227,9 @@ def _compared(
     differences = [two - one for one, two in known]
     mean = fmean(differences)
     # Each seed is a bootstrap draw of the run, so their spread is the error of one such difference.
-    spread = float(stats_.t.ppf(0.975, len(known) - 1)) * stdev(differences) if len(known) > 1 else None
+    spread = (
+        float(stats_.t.ppf(0.975, len(known) - 1)) * stdev(differences) if len(known) >= MIN_SEEDS else None
+    )
     return Compared(
         key,
         value_of(measured, key),

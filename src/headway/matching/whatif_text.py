@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from headway.matching.whatif import METRICS
+from headway.matching.whatif import METRICS, MIN_SEEDS
 
 if TYPE_CHECKING:
     from headway.matching.whatif import Compared, WhatIf
@@ -22,7 +22,7 @@ _LEARNING = (
 def whatif_text(found: WhatIf, name: str) -> str:
     """Return the answer, then the model's own error, then what it rests on."""
     changes = " ".join(found.changes)
-    lines = [f"{name} with {changes}, {found.seeds} seeds", "", _HEAD]
+    lines = [f"{name} with {changes}, {found.seeds} seed{'s'[: found.seeds != 1]}", "", _HEAD]
     lines += [_row(one) for one in found.compared if one.measured is not None or one.after is not None]
     lines += ["", *_notes(found)]
     return "\n".join(lines)
@@ -78,6 +78,8 @@ def _notes(found: WhatIf) -> list[str]:
         "measured: the run. replayed: its simulation unchanged; the distance of the two is the model's own "
         "error. before, after: means over the seeds, each of which deals the recorded groups anew.",
     ]
+    if found.seeds < MIN_SEEDS:
+        notes.append(f"No intervals: they take {MIN_SEEDS} seeds or more (--seeds).")
     if found.drawn or found.extended:
         notes.append(
             f"{found.drawn:.0%} of the changed run's rollouts never ran in the recorded one and were drawn "

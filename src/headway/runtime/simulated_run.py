@@ -12,6 +12,7 @@ from headway.config.show import write_config
 from headway.core.codec import to_plain
 from headway.core.facts import ModelFacts
 from headway.matching.build import models_of
+from headway.matching.hardware import find_accelerator
 from headway.matching.plan import usd_per_hour
 from headway.matching.simulate_models import ModelledDriver, SimSummary
 from headway.runtime import directory
@@ -76,6 +77,7 @@ def simulate_spec(
         fleet=models.fleet,
         seed=seed,
         journal=journal,
+        control=spec.config.control if spec.config.control.mode != "off" else None,
     )
     try:
         summary = driver.run(warmup_steps=warmup_steps)
@@ -97,9 +99,18 @@ def header_of(spec: Spec, seed: int) -> JournalHeader:
         code=directory.code_version(),
         model=None if spec.model is None else _facts(spec.model),
         usd_per_hour=usd_per_hour(spec),
-        peak_flops_per_s=spec.config.telemetry.peak_flops_per_s,
+        peak_flops_per_s=spec.config.telemetry.peak_flops_per_s or trainer_peak(spec),
     )
     return replace(header, machine=f"simulated from {spec.name}, seed {seed}: no model ran", simulated=True)
+
+
+def trainer_peak(spec: Spec) -> float | None:
+    """Return the dense peak FLOP/s of the trainer's accelerators together; None where none is named."""
+    pool = spec.hardware.trainer
+    if not pool.accelerator:
+        return None
+    accelerator = find_accelerator(pool.accelerator, "hardware.trainer.accelerator")
+    return pool.count * accelerator.peak(pool.weights)
 
 
 def _facts(model: ModelNumbers) -> ModelFacts | None:

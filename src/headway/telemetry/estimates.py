@@ -10,6 +10,7 @@ nor for a mean of tasks that are all alike: a point would claim to be certain.
   T n / k. With n = 1 it is Wilson's interval itself. It stays within [0, 1] and is no point at 0 and 1.
 - The mean reward is a ratio, rewards over rollouts, for tasks may have lost some; its interval is the normal
   approximation with the cluster-robust standard error, sqrt(T / (T - 1) sum_t (sum of t - mean n_t)^2) / n.
+- A reward that was always 0 or 1 is a share, and has the interval of pass@1.
 - The difference of two evaluations is the mean over tasks that both have of their paired differences, with
   the normal approximation over tasks.
 """
@@ -87,6 +88,16 @@ def mean_estimate(tasks: Sequence[Sequence[float]]) -> Estimate | None:
         return Estimate(mean, None, None, num_tasks)
     half = Z * math.sqrt(num_tasks / (num_tasks - 1) * squares) / total
     return Estimate(mean, mean - half, mean + half, num_tasks)
+
+
+def reward_estimate(tasks: Sequence[Sequence[float]]) -> Estimate | None:
+    """Return the mean reward; where each is 0 or 1 it is a share, with the interval of pass@1."""
+    mean = mean_estimate(tasks)
+    known = [values for values in tasks if values]
+    is_share = all(value in (0.0, 1.0) for values in known for value in values)
+    if mean is None or mean.low is None or not is_share or len(set(map(len, known))) > 1:
+        return mean
+    return pass_estimate([(len(values), round(math.fsum(values))) for values in known], 1)
 
 
 def difference(pairs: Sequence[tuple[float, float]]) -> Estimate | None:

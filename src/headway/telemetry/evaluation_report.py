@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headway.telemetry.estimates import Estimate, difference, mean_estimate, pass_estimate
+from headway.telemetry.estimates import Estimate, difference, pass_estimate, reward_estimate
 from headway.telemetry.tails import Tails
 from headway.telemetry.text import figures, number, percent, seconds
 from headway.telemetry.visible import harmless
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from headway.telemetry.evaluations import EvaluatedTask, Evaluation
 
 METHOD = (
-    "95 % intervals with tasks as clusters: Wilson's with an effective number of tasks for pass@k, "
-    "the normal approximation with a cluster-robust error for rewards and differences"
+    "95 % intervals with tasks as clusters: Wilson's with an effective number of tasks for pass@k and for "
+    "rewards of 0 or 1, the normal approximation with a cluster-robust error for other rewards and "
+    "differences"
 )
 _ALL_K = 8  # up to so many rollouts a task the table shows each pass@k
 _MOST_CAUSES = 5
@@ -58,7 +59,7 @@ def evaluation_results(
         "failed": evaluation.num_failed,
         "failures": dict(sorted(evaluation.failures.items(), key=lambda item: -item[1])),
         "pass_at": _pass_at(tasks, solved_reward, range(1, evaluation.n + 1)),
-        "reward": _plain(mean_estimate([task.rewards for task in tasks])),
+        "reward": _plain(reward_estimate([task.rewards for task in tasks])),
         "tokens": Tails(rollout.num_tokens for rollout in rollouts).summary(),
         "turns": Tails(rollout.num_turns for rollout in rollouts).summary(),
         "tool_calls": Tails(rollout.num_tool_calls for rollout in rollouts).summary(),
@@ -70,7 +71,7 @@ def evaluation_results(
                 "level": level,
                 "tasks": len(members),
                 "pass_at": _pass_at(members, solved_reward, sorted({1, evaluation.n})),
-                "reward": _plain(mean_estimate([task.rewards for task in members])),
+                "reward": _plain(reward_estimate([task.rewards for task in members])),
             }
             for (source, level), members in sorted(by_level.items())
         ],

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headway.telemetry.live_state import LiveState
     from headway.telemetry.replica_loads import Load
 
-WAITS, KEEPS_UP = 0.25, 0.10  # wait fractions from which on generation, or up to which training, is too slow
+WAITS, KEEPS_UP = 0.15, 0.10  # wait fractions from which on generation, or up to which training, is too slow
 _MOST_REPLICAS = 4  # that get a line each
 
 GOOD, NOTABLE, BAD, QUIET, CURVE = "green", "yellow", "red", "dim", "cyan"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from pathlib import Path
 
 
@@ -20,3 +21,9 @@ def describe_machine() -> str:
     usable, every = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     cores = f"{usable} core{'s'[: usable != 1]}" if usable == every else f"{usable} of {every} cores"
     return ", ".join(part for part in (name, cores, platform.machine()) if part)
+
+
+def cores_of(machine: str) -> int | None:
+    """Return the usable cores that `describe_machine` told, None where it told none."""
+    found = re.search(r", (\d+)(?: of \d+)? cores?(?:,|$)", f", {machine}")
+    return int(found[1]) if found else None

@@ -22,7 +22,7 @@ from headway.telemetry.report_findings import section as findings_section
 from headway.telemetry.report_sandboxes import section as sandbox_section
 from headway.telemetry.report_table import plain_table
 from headway.telemetry.report_tasks import acceptance_line, oversampling_lines, task_lines
-from headway.telemetry.text import UNKNOWN, figures, number, percent, seconds, sparkline
+from headway.telemetry.text import UNKNOWN, figures, flop_rate, number, percent, seconds, sparkline
 from headway.telemetry.visible import harmless
 
 if TYPE_CHECKING:
@@ -53,6 +53,12 @@ _MEANING = {
     "unused": " (left over at the end)",
 }
 _ENDS = "(reward: train rollouts of the first and the last tenth of the steps; eval: held-out tasks)"
+
+
+DRIVER_REMEDY = (
+    "it follows the number of turns and tool calls, so that short rollouts cost most: longer answers, larger "
+    "queue.batch_size, or one core more for it"
+)
 
 
 def report_json(summary: Summary) -> str:
@@ -216,7 +222,7 @@ def _trainer(summary: Summary) -> list[RenderableType]:
     flops, mfu = summary["rl.trainer.flops_per_s"], summary["rl.trainer.mfu"]
     if flops is not None:
         share = "" if mfu is None else f", MFU {percent(mfu, 1)}"
-        parts.append(Text(f"{flops / 1e9:,.1f} GFLOP/s{share} ({summary['rl.trainer.mfu_convention']})"))
+        parts.append(Text(f"{flop_rate(flops)}{share} ({summary['rl.trainer.mfu_convention']})"))
     return parts
 
 
@@ -362,7 +368,8 @@ def _driver(summary: Summary) -> list[RenderableType]:
             f"driver {percent(share, 1)} of wall time in CPU seconds, {verdict} the target of "
             f"{percent(OVERHEAD_TARGET)}: scheduler {seconds(summary['rl.driver.scheduler_s'])}, "
             f"journal {seconds(summary['rl.driver.journal_s'])}"
-        )
+        ),
+        *([Text(DRIVER_REMEDY)] if share > OVERHEAD_TARGET else []),
     ]
 
 

@@ -59,3 +59,13 @@ def sparkline(values: Sequence[float | None], width: int = 60) -> str:
         " " if value is None else _BARS[round(top * (value - low) / span) if span else top // 2]
         for value in means
     )
+
+
+def flop_rate(per_s: float) -> str:
+    """Return a rate of floating-point operations in the unit that leaves it below a thousand."""
+    scaled, unit = per_s, "FLOP/s"
+    for prefix in ("k", "M", "G", "T", "P", "E"):
+        if abs(scaled) < 1000.0:
+            break
+        scaled, unit = scaled / 1000.0, f"{prefix}FLOP/s"
+    return f"{scaled:,.1f} {unit}"

@@ -13,6 +13,7 @@ from headway.telemetry.estimates import (
     mean_estimate,
     pass_at_k,
     pass_estimate,
+    reward_estimate,
     wilson,
 )
 
@@ -131,3 +132,11 @@ def test_the_intervals_hold_what_they_promise():
         assert found.high is not None
         num_covered += found.low <= 0.5 <= found.high
     assert 0.92 <= num_covered / 400 <= 0.98
+
+
+def test_rewards_of_0_and_1_have_an_interval_within_these():
+    tasks = [[1.0]] * 45 + [[0.0]] * 3
+    assert reward_estimate(tasks) == pass_estimate([(1, 1)] * 45 + [(1, 0)] * 3, 1)
+    assert mean_estimate(tasks).high > 1.0
+    partial = [[0.5], [1.0], [0.0]]
+    assert reward_estimate(partial) == mean_estimate(partial)

@@ -120,7 +120,7 @@ def test_the_queue_is_told_against_its_limits_and_a_changed_setting_changes_them
 
 @pytest.mark.parametrize(
     ("bound", "compute_s", "slow"),
-    [(2, 7.0, "generation"), (2, 8.0, "neither"), (2, 9.5, "training"), (0, 5.0, "both take turns")],
+    [(2, 7.0, "generation"), (2, 8.7, "neither"), (2, 9.5, "training"), (0, 5.0, "both take turns")],
 )
 def test_the_bottleneck_is_the_side_that_the_other_one_waits_for(kit, bound, compute_s, slow):
     s = kit.Script()

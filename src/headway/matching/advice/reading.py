@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from headway.core import events, notes
+from headway.core import commands, events, notes
 from headway.matching.advice.phases import Phases
 from headway.matching.advice.replicas import Replicas
 from headway.matching.advice.waits import Waits
+from headway.telemetry.machine import cores_of
 from headway.telemetry.metrics import LATENCY_PARTS, RunMetrics
 from headway.telemetry.page.limits import Limits, limits_at
 from headway.telemetry.records import Entry
@@ -62,6 +63,7 @@ class Reading:
         replicas: of the generator.
         buckets: by number of the step in progress.
         groups: settled, in order.
+        num_offered, num_repeated: train tasks that the sources gave, and those that they had given before.
         closers_s, num_closers: end-to-end seconds of the rollouts that ended a wait, the last of their batch.
     """
 
@@ -77,6 +79,9 @@ class Reading:
         self.buckets: dict[int, Bucket] = {}
         self.groups: list[SettledGroup] = []
         self.closers_s, self.num_closers = 0.0, 0
+        self.num_offered = self.num_repeated = 0
+        self._requests: dict[int, str] = {}  # open request of a train task -> its source
+        self._tasks: set[tuple[str, str]] = set()
         self.last_t = 0.0
         self.settings: dict[str, Any] = {**deepcopy(header.queue), **deepcopy(header.config)}
         self._at_limit = False
@@ -108,6 +113,9 @@ class Reading:
             self.waits.feed(record)
             self.replicas.feed(record.event)
             self._event(record.event)
+        for command in record.commands:
+            if isinstance(command, commands.RequestTask) and command.split == "train":
+                self._requests[command.request] = command.source
         for note in record.notes:
             self._note(note)
         limits = self._limits
@@ -145,6 +153,11 @@ class Reading:
     def batch_rollouts(self) -> int:
         """Rollouts of a full batch."""
         return int(self.get("queue.batch_size", 1))
+
+    @property
+    def cores(self) -> int | None:
+        """Usable cores of the machine that the run began on, None where they are not recorded."""
+        return None if self.header.simulated else cores_of(self.header.machine)
 
     @property
     def starved(self) -> float:
@@ -185,8 +198,14 @@ class Reading:
                 section, _, name = event.key.partition(".")
                 _section(self.settings, section)[name] = event.value
                 self._limits_changed()
+            case events.TaskOffered() if event.request in self._requests:
+                task = (self._requests.pop(event.request), event.task_id)
+                self.num_offered += 1
+                self.num_repeated += task in self._tasks
+                self._tasks.add(task)
             case events.RunResumed():
                 self._took_back(event.step)
+                self._requests.clear()
             case _:
                 pass
 

@@ -79,7 +79,11 @@ def _limit(reading: Reading) -> Iterator[Finding]:
         evidence=tuple(evidence),
         when=when(numbers, holds),
         change=change,
-        gain=at_most(factor, starved, f"{factor:.2f} times as many groups on their way (Little's law)"),
+        gain=at_most(
+            factor,
+            starved * limited,  # the rest of the wait has another cause
+            f"{factor:.2f} times as many groups on their way (Little's law)",
+        ),
         caution=f"Trained tokens are up to {depth + 1} steps old.",
     )
 

@@ -44,7 +44,7 @@ def findings(reading: Reading) -> Iterator[Finding]:
         ("sandbox_starts", "Sandbox starts", reading.part_s("sandbox_start_s"), "sandbox_start_s", _starts),
         ("sandbox_quota", "The line for a sandbox", waits.grant_s, "queue_s", _quota),
         ("scoring", "Scoring", reading.part_s("score_s") + waits.score_s, "score_s", _scoring),
-        ("handover", "The hand-over between processes", rest, "queue_s", _handover),
+        ("handover", "The queue between processes", rest, "queue_s", _between),
     ]
     stations.append(_line(reading))
     for code, name, part_s, part, advise in stations:
@@ -58,7 +58,9 @@ def findings(reading: Reading) -> Iterator[Finding]:
         )
         yield Finding(
             code=f"generation_{code}",
-            title=f"{name} hold{'' if name in _PLURAL else 's'} generation up",
+            title="Each answer takes long, while slots are free"
+            if code == "decode" and used is not None and used < ROOM
+            else f"{name} hold{'' if name in _PLURAL else 's'} generation up",
             stake=starved * share * (1.0 if used is None else max(0.3, used)),  # an idle engine is not it
             evidence=(shared, *more),
             when=_when(reading, part),
@@ -88,7 +90,10 @@ def _decode(reading: Reading, share: float) -> Advice:
         change = Change(
             "a faster engine for each request: fewer bits, more parallelism, speculative decoding"
         )
-        return change, _halved(reading, share), _slots(reading)
+        gain = at_most(
+            1.0 / (1.0 - 0.1 * share), reading.starved, "for each tenth off that time, as many in flight"
+        )
+        return change, gain, _slots(reading)
     factor = 1.0 / (1.0 - share + share * replicas / (replicas + 1))
     basis = f"{replicas + 1} replicas for {replicas}, decoding alone grows faster (Amdahl)"
     change = Change(
@@ -179,13 +184,26 @@ def _scoring(reading: Reading, share: float) -> Advice:
     return change, _halved(reading, share), figures
 
 
-def _handover(reading: Reading, share: float) -> Advice:
-    workers = int(reading.get("environment.workers", 1))
-    change = Change(
-        "more environment workers: one process carries all rollouts' messages",
-        {"environment.workers": str(2 * workers)},
+def _between(reading: Reading, share: float) -> Advice:
+    """More workers share the messages out, where a core is idle; on a machine without they take turns."""
+    workers, cores = int(reading.get("environment.workers", 1)), reading.cores
+    others = 1 + int(reading.get("trainer.ranks", 1)) + int(reading.get("generator.replicas", 1))
+    if cores is None:
+        return Change("more environment workers (environment.workers) where cores are idle"), Gain(), ()
+    figures = (
+        Figure("processes at work", others + workers, "count", note=f"on {cores} core{'s'[: cores != 1]}"),
     )
-    return change, _halved(reading, share), ()
+    more = min(2 * workers, cores - others)
+    if more <= workers:
+        text = (
+            "more cores: trainer, generator, driver and environments share these; more workers would not help"
+        )
+        return Change(text), Gain(), figures
+    left = 1.0 - share + share * workers / more
+    gain = at_most(
+        1.0 / left, reading.starved, f"{more} workers for {workers}, that time alone divided (Amdahl)"
+    )
+    return Change("more environment workers", {"environment.workers": str(more)}), gain, figures
 
 
 def _line(reading: Reading) -> tuple[str, str, float, str, Callable[[Reading, float], Advice]]:

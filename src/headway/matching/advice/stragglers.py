@@ -36,10 +36,10 @@ def findings(reading: Reading) -> Iterator[Finding]:
     straggler = reading.summary["rl.group.straggler_ratio"]["mean"]
     evidence = [
         Figure(
-            "rollouts in flight while the trainer waits, of the usual number",
+            "rollouts in flight while the trainer waits",
             full,
             "share",
-            note=f"{waiting:.1f} of {usual:.0f}",
+            note=f"{waiting:,.0f} of {usual:,.0f}, the 95th percentile",
         ),
         Figure(
             "the rollout that ends a wait, against the mean",

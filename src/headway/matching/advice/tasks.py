@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headway.matching.advice.reading import Reading, SettledGroup
 
 SHARE = 0.25
+RECUR = 0.1  # of the tasks came before: below, one that rests would hardly have come back
 MIN_GROUPS = 12
 Kind = Literal["all_solved", "all_failed"]
 
@@ -61,7 +62,7 @@ def _finding(reading: Reading, kind: Kind, share: float, even: float, newest: li
     by_step = {step: [group for group in reading.groups if group.step == step] for step in steps}
     bare = reading.starved if reading.get("queue.drop_zero_advantage", True) else 0.0
     gain = at_most(
-        1.0 / (1.0 - share), bare, "these groups with signal instead, the trainer waiting for them"
+        (1.0 - even) / (1.0 - share), bare, "tasks with evenly spread solve rates instead of these"
     )
     return Finding(
         code=f"tasks_too_{'easy' if solved else 'hard'}",
@@ -82,17 +83,25 @@ def _share(groups: list[SettledGroup], kind: Kind) -> float:
 
 def _change(reading: Reading, solved: bool) -> Change:
     size = int(reading.get("queue.group_size", 8))
-    retires = int(reading.get("curriculum.retire_after", 0))
-    if solved and not retires:
+    levels = reading.get("environment.args", {}).get("levels")
+    now = f" (levels = {levels} now)" if levels else ""
+    if solved and not _can_rest(reading):
+        places = f"environment.args{now}, curriculum.levels, a further [source.NAME]"
+        return Change(f"add harder tasks: {places}")
+    if solved:
         return Change(
-            "let tasks rest that are solved again and again, and add harder ones (environment.args, "
-            "curriculum.levels)",
+            f"add harder tasks (environment.args{now}, curriculum.levels), and let those rest that are "
+            "solved again and again",
             {"curriculum.retire_after": "2"},
         )
-    if solved:
-        return Change("add harder tasks: environment.args, curriculum.levels, a further [source.NAME]")
     return Change(
         f"add easier tasks (environment.args, curriculum.levels), or larger groups: with {2 * size} rollouts "
         "a task that is solved once in so many has signal",
         {"queue.group_size": str(2 * size)} if reading.batch_rollouts % (2 * size) == 0 else {},
     )
+
+
+def _can_rest(reading: Reading) -> bool:
+    """Say whether retiring tasks could do anything: not where each group has another task."""
+    retires = int(reading.get("curriculum.retire_after", 0))
+    return not retires and reading.num_repeated >= RECUR * max(1, reading.num_offered)

@@ -59,7 +59,7 @@ def _training_bound(reading: Reading) -> Iterator[Finding]:
             "rollouts in flight meanwhile, of the usual number",
             1.0 - idle,
             "share",
-            note=f"{training:.1f} of {usual:.0f}",
+            note=f"{training:,.0f} of {usual:,.0f}",
         )
     )
     if (mfu := reading.summary["rl.trainer.mfu"]) is not None:
