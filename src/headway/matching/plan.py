@@ -1,7 +1,8 @@
 """What a run will do, from its SPEC: rates, queue, staleness, latencies, cost, and the bottleneck.
 
-The fluid model answers where it holds: two or more steps of depth, and nothing parked. Elsewhere a short
-simulation of the same scheduler does, of the whole run or of an evenly cut part of it; `by` says which.
+A short simulation of the real scheduler answers, of the whole run or of an evenly cut part of it, wherever one
+fits into about two seconds; beyond that the fluid model does. `by` says which, and how far the fluid model is to
+be trusted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from headway.matching.cost import RunCost, ServicePrice, price_of
 from headway.matching.flow import Flow
 from headway.matching.fluid import Fluid
 from headway.matching.plan_metrics import metrics_of, part_means
+from headway.matching.plan_simulated import simulated_flow, simulated_metrics, simulated_parts
 from headway.matching.relax import Bottleneck, bottleneck, gains
 from headway.matching.sampled import Sample, draw
 from headway.matching.short_simulation import short_simulation
@@ -21,6 +23,9 @@ from headway.matching.short_simulation import short_simulation
 if TYPE_CHECKING:
     from headway.matching.spec import PoolSettings
     from headway.matching.spec_load import Spec
+
+BUDGET_EVENTS = 80_000
+"""Of the simulation that answers: about a second and a half."""
 
 _COURSE = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the run, where it drifts
 
@@ -45,7 +50,9 @@ class Plan:
 
     metrics: dict[str, Any]
     by: str
-    flow: Flow
+    step: int  # after which the rollouts are drawn
+    simulated: bool
+    flow: Flow  # the fluid model's
     sample: Sample
     bottleneck: Bottleneck
     gains: dict[str, float]  # of each resource that is a quarter better, in trained rollouts/s
@@ -55,13 +62,13 @@ class Plan:
     notes: list[str] = field(default_factory=list[str])
 
 
-def make_plan(spec: Spec, *, step: int = 0, budget_events: int = 25_000, seed: int = 0) -> Plan:
+def make_plan(spec: Spec, *, step: int = 0, budget_events: int = BUDGET_EVENTS, seed: int = 0) -> Plan:
     """Plan a run.
 
     Args:
         spec: what it is.
         step: optimizer steps after which the rollouts are drawn; drift goes on from there in `course`.
-        budget_events: of the short simulation, where one is needed.
+        budget_events: of the short simulation; 0 has the fluid model answer.
         seed: of that simulation.
 
     Raises:
@@ -71,15 +78,19 @@ def make_plan(spec: Spec, *, step: int = 0, budget_events: int = 25_000, seed: i
     sample = sample_of(spec, models, step)
     fluid = Fluid(spec, models, sample)
     flow = fluid.solve()
-    metrics = metrics_of(spec, models, fluid, flow)
-    by = "the fluid model"
-    if (why := why_simulate(spec)) is not None:
-        simulated = short_simulation(spec, models, flow, budget_events=budget_events, seed=seed)
-        by = f"the fluid model, which is some per cent off here ({why}): headway simulate is exact"
-        if simulated is not None:
-            by = f"a simulation of {simulated.words} ({why})"
-            metrics |= {key: value for key, value in simulated.metrics.items() if value is not None}
-            metrics = _follow(metrics, spec, flow)
+    metrics, parts, state = metrics_of(spec, models, fluid, flow), part_means(fluid, flow), flow
+    simulated = short_simulation(
+        spec, models, flow, budget_events=budget_events, step=step, seed=seed
+    )
+    if simulated is not None:
+        by = f"a simulation of {simulated.words}"
+        metrics = simulated_metrics(spec, models, metrics, simulated.metrics)
+        parts, state = simulated_parts(metrics), simulated_flow(flow, metrics)
+    else:
+        by = "the fluid model, for a simulation would take longer"
+        if (why := why_simulate(spec)) is not None:
+            by += f"; here it may be off by a fifth ({why})"
+        by += ": headway simulate has no such limit"
     cost = run_cost(spec, metrics)
     if cost is not None:
         metrics["plan.usd_per_step"] = cost.usd_per_hour * metrics["plan.step_s"] / 3600.0
@@ -87,10 +98,12 @@ def make_plan(spec: Spec, *, step: int = 0, budget_events: int = 25_000, seed: i
         metrics["plan.usd_per_row_mtok"] = cost.usd_per_row_mtok
         metrics["plan.usd_per_run"] = cost.usd_per_hour * (metrics["plan.run_s"] or 0.0) / 3600.0
     found = gains(spec, models, sample, flow)
-    what = bottleneck(flow, found, part_means(fluid, flow))
+    what = bottleneck(state, found, parts)
     return Plan(
         metrics=metrics,
         by=by,
+        step=step,
+        simulated=simulated is not None,
         flow=flow,
         sample=sample,
         bottleneck=what,
@@ -118,16 +131,6 @@ def why_simulate(spec: Spec) -> str | None:
     if scheduler.oversampling.groups_extra:
         return "groups are oversampled"
     return None
-
-
-def _follow(metrics: dict[str, Any], spec: Spec, flow: Flow) -> dict[str, Any]:
-    """Return the metrics with those that follow from simulated rates."""
-    wall = metrics["rl.consumption.wall_samples_per_s"]
-    if wall:
-        metrics["plan.step_s"] = flow.rows / wall
-        steps = spec.scheduler.stop.steps
-        metrics["plan.run_s"] = metrics["plan.step_s"] * steps if steps else None
-    return metrics
 
 
 def usd_per_hour(spec: Spec) -> float | None:
