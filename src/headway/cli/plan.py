@@ -45,23 +45,24 @@ def command(
     from headway.matching.optimise import optimise as search
     from headway.matching.plan import make_plan
     from headway.matching.plan_text import options_text, plan_plain, plan_text
-    from headway.matching.sensitivity import sensitivity
+    from headway.matching.sensitivity import sensitivity, settled
     from headway.matching.spec_load import load_spec
 
     if not optimise and (gpus is not None or bound is not None):
         raise click.UsageError("--gpus and --bound belong to --optimise.")
     loaded = load_spec(spec, overrides)
     plan = make_plan(loaded, step=step)
-    changes = [] if optimise else sensitivity(loaded, plan.flow, plan.sample)
+    changes, judge = ([], "") if optimise else sensitivity(loaded, plan)
+    plan = settled(plan, changes)
     options = None
     if optimise:
         gpus = gpus or loaded.hardware.trainer.count + loaded.hardware.generator.count
         options = search(loaded, gpus, bound=bound)
     with until_nobody_reads():
         if as_json:
-            click.echo(json.dumps(plan_plain(plan, changes, options), indent=2))
+            click.echo(json.dumps(plan_plain(plan, changes, options, judge), indent=2))
         elif options is not None:
             click.echo(options_text(options, gpus or 0))
         else:
-            click.echo(plan_text(loaded, plan, changes))
+            click.echo(plan_text(loaded, plan, changes, judge))
     return 0

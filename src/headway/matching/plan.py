@@ -108,7 +108,7 @@ def make_plan(spec: Spec, *, step: int = 0, budget_events: int = BUDGET_EVENTS, 
         sample=sample,
         bottleneck=what,
         gains=found,
-        course=course(spec, models),
+        course=course(spec, models, metrics, step),
         cost=cost,
         service=price_of(spec.model.name) if spec.model is not None else None,
         notes=doubts(spec, models, flow),
@@ -161,20 +161,36 @@ def run_cost(spec: Spec, metrics: dict[str, Any]) -> RunCost | None:
     return RunCost(price, wall * metrics["plan.row_tokens"], wall * metrics["plan.trained_tokens"])
 
 
-def course(spec: Spec, models: Models) -> list[Moment]:
-    """Return what the run does over its steps, empty where nothing drifts."""
+def course(spec: Spec, models: Models, headline: dict[str, Any] | None = None, step: int = 0) -> list[Moment]:
+    """Return what the run does over its steps, empty where nothing drifts.
+
+    The fluid model says it; with the metrics of a `headline` at `step`, moved so that it agrees there.
+    """
     workload, steps = spec.workload, spec.scheduler.stop.steps or spec.workload.drift_steps
     if not workload.drift and not workload.learning:
         return []
+    at = sorted({round(share * steps) for share in _COURSE} | ({step} if headline is not None else set[int]()))
+    flows = {
+        moment: Fluid(spec, models, sample_of(spec, models, moment, most_turns=6_000, fewest=4)).solve()
+        for moment in at
+    }
+    moved, idle, prefill = 1.0, 0.0, 1.0
+    if headline is not None:
+        base = flows[step]
+        moved = headline["rl.consumption.wall_samples_per_s"] / base.wall
+        idle = (1.0 - headline["rl.trainer.wait_fraction"]) / max(1e-9, (1.0 - base.wait) * moved)
+        prefill = headline["plan.prefill_fraction"] / max(1e-9, base.replica.prefill_fraction)
     moments: list[Moment] = []
-    for share in _COURSE:
-        step = round(share * steps)
-        flow = Fluid(spec, models, sample_of(spec, models, step, most_turns=6_000, fewest=4)).solve()
-        replica = flow.replica
+    for moment, flow in flows.items():
+        wall = flow.wall * moved
+        busy = (1.0 - flow.wait) * moved * (idle if headline is not None else 1.0)
+        if busy > 1.0:
+            wall, busy = wall / busy, 1.0
+        share = min(1.0, flow.replica.prefill_fraction * prefill)
         moments.append(
             Moment(
-                step, flow.production, flow.active, flow.wall, flow.wait, flow.zero,
-                replica.prefill_fraction, flow.period_s,
+                moment, flow.production * moved, flow.active, wall, 1.0 - busy, flow.zero, share,
+                flow.rows / wall,
             )
         )  # fmt: skip
     return moments

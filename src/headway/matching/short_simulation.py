@@ -115,13 +115,15 @@ def short_simulation(
             replicas=models.replicas // part,
             trainer=QuickTrainer(models.trainer, rows=float(part)),
         )
-    wall_s = steps * flow.period_s
     warmup_steps = _WARMUP_STEPS + scheduler.depth
+    wall_s = wanted * flow.period_s
     summary = _simulate(settings, cut, wall_s, warmup_steps, step, seed)
-    if summary.steps < _FEWEST_STEPS // 2:  # the fluid model takes steps to be shorter than they are
-        # the share that it came to is known where it came beyond the warm-up; else try the double
-        share = (summary.steps + warmup_steps) / steps if summary.steps else 0.5
-        summary = _simulate(settings, cut, wall_s / max(0.2, share), warmup_steps, step, seed)
+    if summary.steps:
+        period_s = summary.virtual_s / (summary.steps + warmup_steps)
+    else:  # the fluid model takes steps to be shorter than they are
+        period_s = 2.0 * flow.period_s
+    if summary.steps < _FEWEST_STEPS // 2 or steps > 1.5 * (summary.steps + warmup_steps):
+        summary = _simulate(settings, cut, steps * period_s, warmup_steps, step, seed)
     if not summary.steps or not summary.metrics["rl.consumption.wall_samples_per_s"]:
         return None
     words = f"{summary.steps} steps" + (f" of a part of 1/{part}" if part > 1 else "")
