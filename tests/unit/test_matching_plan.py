@@ -100,11 +100,10 @@ def test_the_fluid_model_and_the_simulator_agree(plan_spec, overrides):
 
 
 def test_shallow_depth_is_simulated_and_says_so(plan_spec):
-    plan = make_plan(plan_spec("queue.bound=0"), budget_events=8_000)
+    plan = make_plan(plan_spec("queue.bound=0"), budget_events=20_000)
     assert plan.by.startswith("a simulation of")
-    assert "depth 0" in plan.by
     assert plan.metrics.get("mode", True)
-    assert make_plan(plan_spec()).by == "the fluid model"
+    assert make_plan(plan_spec(), budget_events=0).by.startswith("the fluid model")
 
 
 def test_full_memory_is_named(plan_spec):
@@ -129,7 +128,7 @@ def test_staleness_never_exceeds_the_bound(plan_spec):
 def test_more_depth_gains_and_costs_staleness(plan_spec):
     spec = plan_spec()
     plan = make_plan(spec)
-    changes = {change.words: change for change in sensitivity(spec, plan.flow, plan.sample)}
+    changes = {change.words: change for change in sensitivity(spec, plan)[0]}
     deeper = changes["queue.depth 4 to 8"]
     assert deeper.samples > 0.2
     assert deeper.staleness > plan.metrics["rl.staleness.trajectory"]["mean"]

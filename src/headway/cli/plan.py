@@ -9,6 +9,7 @@ import click
 
 from headway.cli.arguments import overrides_argument
 from headway.cli.output import until_nobody_reads
+from headway.core.errors import UserError
 
 
 @click.command("plan")
@@ -43,6 +44,7 @@ def command(
       headway plan examples/cases/case1.toml --json
     """
     from headway.matching.optimise import optimise as search
+    from headway.matching.optimise import present
     from headway.matching.plan import make_plan
     from headway.matching.plan_text import options_text, plan_plain, plan_text
     from headway.matching.sensitivity import sensitivity, settled
@@ -50,6 +52,12 @@ def command(
 
     if not optimise and (gpus is not None or bound is not None):
         raise click.UsageError("--gpus and --bound belong to --optimise.")
+    if spec.is_dir():
+        raise UserError(
+            "must be a SPEC, and is a directory",
+            value=str(spec),
+            remedy=f"For a run's directory: headway calibrate {spec} --out spec.toml, then headway plan spec.toml",
+        )
     loaded = load_spec(spec, overrides)
     plan = make_plan(loaded, step=step)
     changes, judge = ([], "") if optimise else sensitivity(loaded, plan)
@@ -62,7 +70,7 @@ def command(
         if as_json:
             click.echo(json.dumps(plan_plain(plan, changes, options, judge), indent=2))
         elif options is not None:
-            click.echo(options_text(options, gpus or 0))
+            click.echo(options_text(options, gpus or 0, present(loaded)))
         else:
             click.echo(plan_text(loaded, plan, changes, judge))
     return 0

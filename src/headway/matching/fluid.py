@@ -287,7 +287,13 @@ class Fluid:
                 if not drawn.fails:
                     prefill_s = drawn.num_turns / self.means.turns * replica.prefill_s
                     start_s = self.start_s if drawn.num_calls else 0.0
-                    row = (drawn.answer_tokens * replica.token_s, prefill_s, drawn.tool_s, start_s, drawn.score_s)
+                    row = (
+                        drawn.answer_tokens * replica.token_s,
+                        prefill_s,
+                        drawn.tool_s,
+                        start_s,
+                        drawn.score_s,
+                    )
                     rows.append((sum(row), row))
             for _, row in sorted(rows)[: self.kept]:
                 num += 1

@@ -7,7 +7,7 @@ be trusted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headway.matching.build import Models, accelerator_of, models_of
@@ -79,9 +79,7 @@ def make_plan(spec: Spec, *, step: int = 0, budget_events: int = BUDGET_EVENTS, 
     fluid = Fluid(spec, models, sample)
     flow = fluid.solve()
     metrics, parts, state = metrics_of(spec, models, fluid, flow), part_means(fluid, flow), flow
-    simulated = short_simulation(
-        spec, models, flow, budget_events=budget_events, step=step, seed=seed
-    )
+    simulated = short_simulation(spec, models, flow, budget_events=budget_events, step=step, seed=seed)
     if simulated is not None:
         by = f"a simulation of {simulated.words}"
         metrics = simulated_metrics(spec, models, metrics, simulated.metrics)
@@ -97,7 +95,8 @@ def make_plan(spec: Spec, *, step: int = 0, budget_events: int = BUDGET_EVENTS, 
         metrics["rl.cost.usd_per_mtok"] = cost.usd_per_mtok
         metrics["plan.usd_per_row_mtok"] = cost.usd_per_row_mtok
         metrics["plan.usd_per_run"] = cost.usd_per_hour * (metrics["plan.run_s"] or 0.0) / 3600.0
-    found = gains(spec, models, sample, flow)
+    few = replace(sample, groups=sample.groups[: max(8, 400 // sample.group_size)])
+    found = gains(spec, models, few, Fluid(spec, models, few).solve())
     what = bottleneck(state, found, parts)
     return Plan(
         metrics=metrics,
@@ -169,7 +168,9 @@ def course(spec: Spec, models: Models, headline: dict[str, Any] | None = None, s
     workload, steps = spec.workload, spec.scheduler.stop.steps or spec.workload.drift_steps
     if not workload.drift and not workload.learning:
         return []
-    at = sorted({round(share * steps) for share in _COURSE} | ({step} if headline is not None else set[int]()))
+    at = sorted(
+        {round(share * steps) for share in _COURSE} | ({step} if headline is not None else set[int]())
+    )
     flows = {
         moment: Fluid(spec, models, sample_of(spec, models, moment, most_turns=6_000, fewest=4)).solve()
         for moment in at

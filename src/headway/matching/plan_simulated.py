@@ -97,12 +97,15 @@ def capped_by(spec: Spec, models: Models, metrics: dict[str, Any], fluid: dict[s
     if limit and metrics["plan.concurrency.in_flight"] > _FULL * limit:
         return "max_running_rollouts"
     places = scheduler.max_sandboxes - scheduler.verify_sandboxes
-    if spec.workload.uses_sandbox and metrics["plan.sandbox.live"] > _FULL * places:
+    waiting_s = metrics["rl.latency.queue_s"]["mean"] or 0.0
+    is_lined_up = waiting_s > 0.05 * _end_to_end(
+        metrics
+    )  # places stand empty while a sandbox ends and starts
+    if spec.workload.uses_sandbox and metrics["plan.sandbox.live"] > (0.7 if is_lined_up else _FULL) * places:
         return "sandboxes"
     if metrics["plan.kv_used_fraction"] > _FULL or metrics["rl.generator.preemptions"]:
         return "kv"
-    running, waiting = metrics["plan.concurrency.running_per_replica"], metrics["rl.latency.queue_s"]["mean"]
-    if running > 0.7 * engine.max_running and (waiting or 0.0) > 0.02 * _end_to_end(metrics):
+    if metrics["plan.concurrency.running_per_replica"] > 0.7 * engine.max_running and is_lined_up:
         return "setting"
     was = fluid["plan.concurrency.capped_by"]
     return was if was in ("prefill", "sandbox_starts") else "depth"

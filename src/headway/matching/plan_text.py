@@ -36,7 +36,7 @@ def plan_text(spec: Spec, plan: Plan, changes: Sequence[Change], judge: str = ""
     for line in _lines(spec, plan, changes, judge):
         indent = " " * (len(line) - len(line.lstrip()))
         lines += wrap(
-            line, _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+            line.lstrip(), _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
         ) if len(line) > _WIDTH else [line]  # fmt: skip
     return "\n".join(lines)
 
@@ -106,9 +106,7 @@ def _rates(spec: Spec, plan: Plan) -> Iterator[str]:
     }
     whole = round(100 * m["rl.discard.rollout_fraction"])
     parts = ", ".join(f"{share}% {name}" for name, share in percents(lost, whole).items() if share)
-    yield f"  {whole}% of all rollouts started are discarded" + (
-        f": {parts}" if parts else ""
-    )
+    yield f"  {whole}% of all rollouts started are discarded" + (f": {parts}" if parts else "")
     capped = m["plan.concurrency.capped_by"]
     yield (
         f"  {m['plan.concurrency.in_flight']:,.0f} rollouts in flight, limited by {_CAPS.get(capped, capped)}; "
@@ -194,23 +192,37 @@ def percents(parts: dict[str, float], whole: int) -> dict[str, int]:
     return found
 
 
-def options_text(options: Sequence[Option], gpus: int) -> str:
-    """Return the best ways to spend a budget, as lines of text."""
+def options_text(options: Sequence[Option], gpus: int, present: Option | None = None) -> str:
+    """Return the best ways to spend a budget, as lines of text; `present` is the SPEC as it is."""
     best = options[0]
     lines = [
         f"best of {gpus} accelerators: {best.trainer} train, {best.generator} generate: "
-        f"{best.samples_per_s:.3g} samples/s trained, wait {best.wait:.0%}",
-        "  trainer  generator  samples/s  wait  staleness  $/1000 rollouts  settings",
+        f"{best.samples_per_s:.3g} samples/s trained, wait {best.wait:.0%} (by the fluid model)",
+        "     trainer  generator  samples/s  sampled tokens/s  wait  staleness  $/1000 rollouts  $/M sampled",
     ]
-    for option in options:
+    rows = [*((str(place), option) for place, option in enumerate(options, 1))]
+    if present is not None:
+        rows.append(("now", present))
+    for place, option in rows:
         usd = "-" if option.usd_per_row is None else f"{1000 * option.usd_per_row:.2f}"
-        settings = " ".join(
-            part for part in option.overrides if not part.startswith("hardware.trainer.count")
-        )
+        each = option.tokens_per_s / max(1e-12, option.samples_per_s)
+        mtok = "-" if option.usd_per_row is None else f"{1e6 * option.usd_per_row / max(1e-9, each):.2f}"
         lines.append(
-            f"  {option.trainer:>7}  {option.generator:>9}  {option.samples_per_s:>9.3g}  {option.wait:>4.0%}"
-            f"  {option.staleness:>9.1f}  {usd:>15}  {settings}"
+            f"{place:>3}  {option.trainer:>7}  {option.generator:>9}  {option.samples_per_s:>9.3g}  "
+            f"{option.tokens_per_s:>16,.0f}  {option.wait:>4.0%}  {option.staleness:>9.1f}  {usd:>15}  {mtok:>11}"
         )
+    lines.append("settings, to be given to headway plan or written into the SPEC")
+    for place, option in enumerate(options, 1):
+        lines += wrap(
+            " ".join(option.overrides), _WIDTH, initial_indent=f"{place:>3}  ", subsequent_indent="     ",
+            break_on_hyphens=False, break_long_words=False,
+        )  # fmt: skip
+    if len({"".join(part for part in o.overrides if "rollouts_extra" in part) for o in options}) > 1:
+        lines += wrap(
+            "note: oversampling keeps the first to finish, which are the short ones: samples differ between "
+            "rows, so compare sampled tokens and dollars by token, and mind the bias towards short answers",
+            _WIDTH, subsequent_indent="  ",
+        )  # fmt: skip
     return "\n".join(lines)
 
 

@@ -201,9 +201,15 @@ def bottleneck(flow: Flow, found: dict[str, float], means: dict[str, float]) -> 
     name, most = max(parts.items(), key=lambda item: item[1])
     share = most / max(1e-9, sum(parts.values()))
     if name != "decode" and share > 0.5:
-        words = {"prefill": "prefill", "tool": "tool calls", "start": "sandbox starts", "score": "scoring"}
+        remedies = {
+            "prefill": "give prefill machines of its own, keep conversations in the cache, or shorten prompts",
+            "tool": "make tool calls faster",
+            "start": "start sandboxes faster, or keep them warm",
+            "score": "make scoring faster",
+        }
+        words = {"prefill": "prefills", "tool": "tool calls", "start": "sandbox starts", "score": "scoring"}
         why = f"generation is the slower half, and {words[name]} take {share:.0%} of a rollout's time"
-        return Bottleneck(name, why, "make them faster, or keep more rollouts in flight (queue.depth)")
+        return Bottleneck(name, why, remedies[name])
     ratio = means["group"] / max(1e-9, means["rollout"])
     if found.get("depth", 0.0) > 0.6 * found.get("decode", 0.0) and found.get("depth", 0.0) > 0.02:
         why = (
