@@ -56,7 +56,7 @@ def command(
         raise UserError(
             "must be a SPEC, and is a directory",
             value=str(spec),
-            remedy=f"For a run's directory: headway calibrate {spec} --out spec.toml, then headway plan spec.toml",
+            remedy=f"For a run: headway calibrate {spec} --out spec.toml; headway plan spec.toml",
         )
     loaded = load_spec(spec, overrides)
     plan = make_plan(loaded, step=step)

@@ -69,7 +69,7 @@ def _of_run(run: Path) -> dict[str, Any]:
         raise UserError(
             rule,
             value=str(run),
-            remedy="Set run.usd_per_hour in the run's config, such as run.usd_per_hour = 12.72 for eight accelerators at $1.59",
+            remedy="Set run.usd_per_hour in the run's config, 12.72 for eight accelerators at $1.59",
         )
     tokens = sum(record.num_tokens for record in metrics.steps.records)
     cost = RunCost(price, tokens / wall_s, summary["rl.cost.trained_tokens"] / wall_s)

@@ -1,8 +1,7 @@
 """What a run will do, from its SPEC: rates, queue, staleness, latencies, cost, and the bottleneck.
 
-A short simulation of the real scheduler answers, of the whole run or of an evenly cut part of it, wherever one
-fits into about two seconds; beyond that the fluid model does. `by` says which, and how far the fluid model is to
-be trusted.
+A short simulation of the real scheduler answers, of the whole run or of an evenly cut part of it, wherever
+one fits into about two seconds; beyond that the fluid model does. `by` says which, and how far to trust it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ def plan_text(spec: Spec, plan: Plan, changes: Sequence[Change], judge: str = ""
     for line in _lines(spec, plan, changes, judge):
         indent = " " * (len(line) - len(line.lstrip()))
         lines += wrap(
-            line.lstrip(), _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+            line.lstrip(), _WIDTH, initial_indent=indent,
+            subsequent_indent=indent + "  ", break_on_hyphens=False,
         ) if len(line) > _WIDTH else [line]  # fmt: skip
     return "\n".join(lines)
 
@@ -109,7 +110,8 @@ def _rates(spec: Spec, plan: Plan) -> Iterator[str]:
     yield f"  {whole}% of all rollouts started are discarded" + (f": {parts}" if parts else "")
     capped = m["plan.concurrency.capped_by"]
     yield (
-        f"  {m['plan.concurrency.in_flight']:,.0f} rollouts in flight, limited by {_CAPS.get(capped, capped)}; "
+        f"  {m['plan.concurrency.in_flight']:,.0f} rollouts in flight, "
+        f"limited by {_CAPS.get(capped, capped)}; "
         f"{m['plan.concurrency.running_per_replica']:.1f} decode on "
         f"{'the replica' if spec.replicas == 1 else f'each of {spec.replicas} replicas'}"
         + (f", KV {m['plan.kv_used_fraction']:.0%} full" if m["plan.kv_tokens"] else "")
@@ -170,7 +172,8 @@ def _where(spec: Spec, plan: Plan) -> Iterator[str]:
             share = cost.sampled_tokens_per_s / cost.row_tokens_per_s
             price = plan.service.per_mtok(share)
             yield (
-                f"  the training service {plan.service.service} asks {money(price)} for the same rows ({plan.service.date}); "
+                f"  the training service {plan.service.service} asks {money(price)} "
+                f"for the same rows ({plan.service.date}); "
                 f"this is {cost.usd_per_row_mtok / price:.2f} times as much"
             )
 
@@ -209,7 +212,8 @@ def options_text(options: Sequence[Option], gpus: int, present: Option | None = 
         mtok = "-" if option.usd_per_row is None else f"{1e6 * option.usd_per_row / max(1e-9, each):.2f}"
         lines.append(
             f"{place:>3}  {option.trainer:>7}  {option.generator:>9}  {option.samples_per_s:>9.3g}  "
-            f"{option.tokens_per_s:>16,.0f}  {option.wait:>4.0%}  {option.staleness:>9.1f}  {usd:>15}  {mtok:>11}"
+            f"{option.tokens_per_s:>16,.0f}  {option.wait:>4.0%}  {option.staleness:>9.1f}  "
+            f"{usd:>15}  {mtok:>11}"
         )
     lines.append("settings, to be given to headway plan or written into the SPEC")
     for place, option in enumerate(options, 1):

@@ -183,8 +183,8 @@ def bottleneck(flow: Flow, found: dict[str, float], means: dict[str, float]) -> 
     Args:
         flow: the steady state.
         found: what relaxing each resource gains.
-        means: mean seconds of a rollout's parts: decode, prefill, tool, start, score, wait; and `group`, the mean
-            life of a group, and `rollout`, of a rollout.
+        means: mean seconds of a rollout's parts: decode, prefill, tool, start, score, wait; and `group`, the
+            mean life of a group, and `rollout`, of a rollout.
     """
     if flow.wait < _LIKE_NONE:
         why = f"training is the slower half: it waits {flow.wait:.0%} of its time"
@@ -202,7 +202,7 @@ def bottleneck(flow: Flow, found: dict[str, float], means: dict[str, float]) -> 
     share = most / max(1e-9, sum(parts.values()))
     if name != "decode" and share > 0.5:
         remedies = {
-            "prefill": "give prefill machines of its own, keep conversations in the cache, or shorten prompts",
+            "prefill": "give it machines of its own, keep conversations in the cache, or shorten prompts",
             "tool": "make tool calls faster",
             "start": "start sandboxes faster, or keep them warm",
             "score": "make scoring faster",

@@ -118,10 +118,9 @@ def short_simulation(
     warmup_steps = _WARMUP_STEPS + scheduler.depth
     wall_s = wanted * flow.period_s
     summary = _simulate(settings, cut, wall_s, warmup_steps, step, seed)
-    if summary.steps:
-        period_s = summary.virtual_s / (summary.steps + warmup_steps)
-    else:  # the fluid model takes steps to be shorter than they are
-        period_s = 2.0 * flow.period_s
+    # Without a step the fluid model takes steps to be shorter than they are.
+    done = summary.steps + warmup_steps
+    period_s = summary.virtual_s / done if summary.steps else 2.0 * flow.period_s
     if summary.steps < _FEWEST_STEPS // 2 or steps > 1.5 * (summary.steps + warmup_steps):
         summary = _simulate(settings, cut, steps * period_s, warmup_steps, step, seed)
     if not summary.steps or not summary.metrics["rl.consumption.wall_samples_per_s"]:
