@@ -1,6 +1,7 @@
 """What every plan keeps, whichever model answers, and agreement with a longer simulation."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +32,7 @@ SPECS = {
     "sandboxes": [*AGENT, "sandbox.max_live=40", "oversampling.rollouts_extra=8", "queue.bound=2"],
     "agents": [*AGENT, "oversampling.rollouts_extra=4", "queue.bound=2", "sandbox.max_live=400"],
 }
-_BUDGET = 30_000
+_BUDGET = 15_000
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_a_plan_agrees_with_a_longer_simulation(load, name):
     spec = load(*SPECS[name])
     models, plan = models_of(spec), make_plan(spec, budget_events=60_000)
     period_s = plan.metrics["plan.step_s"]
-    scheduler = replace(spec.scheduler, stop=StopSettings(steps=0, wall_s=50 * period_s))
+    scheduler = replace(spec.scheduler, stop=StopSettings(steps=0, wall_s=40 * period_s))
     driver = ModelledDriver(
         scheduler, engine=models.engine, replicas=models.replicas, trainer=models.trainer,
         workload=models.workload, fleet=models.fleet, seed=5,
@@ -83,7 +84,7 @@ def test_a_plan_agrees_with_a_longer_simulation(load, name):
     wait = "rl.trainer.wait_fraction"
     assert m[wait] == pytest.approx(found[wait], abs=0.05)
     in_flight = found["sim.rollouts.in_flight"]["mean"]
-    assert m["plan.concurrency.in_flight"] == pytest.approx(in_flight, rel=0.15)
+    assert m["plan.concurrency.in_flight"] == pytest.approx(in_flight, rel=0.15, abs=3.0)
 
 
 @pytest.mark.parametrize("name", ["max_running", "trainer", "agents", "depth-limited"])
@@ -105,7 +106,7 @@ def test_the_table_is_by_the_headlines_model(load, name):
 def test_the_remedy_helps_in_its_own_table(load):
     spec = load(*SPECS["max_running"])
     plan = make_plan(spec, budget_events=_BUDGET)
-    changes, _ = sensitivity(spec, plan, budget_events=200_000)
+    changes, _ = sensitivity(spec, plan, budget_events=100_000)
     told = settled(plan, changes)
     assert told.bottleneck.name == "setting"
     row = next(change for change in changes if change.words.startswith("max_running"))
@@ -125,10 +126,8 @@ def test_options_can_be_pasted_and_the_present_is_beside_them(load):
     assert max(map(len, text.splitlines())) <= 116
 
 
-def test_the_count_that_a_trainer_needs_is_one_that_its_parts_divide(load):
+def test_the_count_that_a_trainer_needs_is_one_that_its_parts_divide():
+    case = Path(__file__).parents[2] / "examples/cases/case1.toml"
     with pytest.raises(UserError) as raised:
-        models_of(load("hardware.trainer.count=4", "hardware.trainer.expert_parallel=4",
-                       "hardware.trainer.offload_optimizer=true"))  # fmt: skip
-    remedy = raised.value.remedy or ""
-    if "count = " in remedy:
-        assert int(remedy.split("count = ")[1].split()[0]) % 4 == 0
+        models_of(load_spec(case, ["hardware.trainer.count=8"]))
+    assert raised.value.remedy == "Use hardware.trainer.count = 16 or more"
