@@ -92,7 +92,7 @@ def test_the_table_is_by_the_headlines_model(load, name):
     spec = load(*SPECS[name])
     plan = make_plan(spec, budget_events=_BUDGET)
     changes, judge = sensitivity(spec, plan, budget_events=20_000)
-    assert judge in ("simulations", "the fluid model")
+    assert judge.startswith(("simulations", "the fluid model"))
     wait = plan.metrics["rl.trainer.wait_fraction"]
     for change in changes:
         if abs(change.samples) < 1e-9:

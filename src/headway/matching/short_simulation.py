@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headway.queue.settings import DeadlineSettings, SchedulerSettings
 
 _EVENTS_A_TURN = 2.2
-_EVENTS_A_ROLLOUT = 8.0
+_EVENTS_A_ROLLOUT = 5.0
 _WARMUP_STEPS = 3
 _FEWEST_STEPS = 8
 _MOST_STEPS = 100
