@@ -59,10 +59,12 @@ class _Judge:
         self.spec, self.plan, self.seed = spec, plan, seed
         self.headline = _rates_of(plan.metrics)
         self.off = abs(plan.flow.wall / self.headline.wall - 1.0)
-        self._budget = budget_events * (2 if self.off > _OFF else 1) // (num_changes + 1)
+        self._budget = budget_events // (num_changes + 1)
         size = max(8, 400 // plan.sample.group_size)
         self._few = replace(plan.sample, groups=plan.sample.groups[:size])
         least = events_a_step(spec, plan.flow) * fewest_steps(spec)
+        if self.off > _OFF and self._budget < least <= 2 * self._budget:
+            self._budget = int(least)
         base = None
         if plan.simulated and least <= self._budget:
             base = self._simulated(spec, models_of(spec), plan.flow)
@@ -79,7 +81,13 @@ class _Judge:
 
     def _simulated(self, spec: Spec, models: Models, flow: Flow) -> _Rates | None:
         found = short_simulation(
-            spec, models, flow, budget_events=self._budget, step=self.plan.step, seed=self.seed
+            spec,
+            models,
+            flow,
+            budget_events=self._budget,
+            step=self.plan.step,
+            seed=self.seed,
+            period_s=self.plan.metrics["plan.step_s"],
         )
         return None if found is None else _rates_of(found.metrics)
 

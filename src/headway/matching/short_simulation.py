@@ -29,7 +29,7 @@ _EVENTS_A_TURN = 2.2
 _EVENTS_A_ROLLOUT = 5.0
 _WARMUP_STEPS = 3
 _FEWEST_STEPS = 8
-_MOST_STEPS = 100
+_MOST_STEPS = 60
 _OVER = 1.25  # of the budget, what the least simulation may take
 _WHOLE = ("samples_per_s", "queue.depth.all", "queue.depth.signal", "sandbox.live", "sandbox.starting")
 _WHOLE_SIM = ("sim.rollouts.in_flight", "sim.rollouts.parked")
@@ -83,17 +83,19 @@ def short_simulation(
     step: int = 0,
     seed: int = 0,
     at_any_cost: bool = False,
+    period_s: float = 0.0,
 ) -> Simulated | None:
     """Simulate as many steps as the budget of events allows, of the whole run or a part.
 
     Args:
         spec: what to simulate.
         models: of it.
-        flow: says about how long a step takes.
+        flow: says about how long a step takes, where `period_s` does not.
         budget_events: about what may be simulated.
         step: after which the rollouts are drawn, all of them: nothing drifts meanwhile.
         seed: of all chance.
         at_any_cost: simulate the least even where it is beyond the budget.
+        period_s: about how long a step takes; 0 leaves it to `flow`.
 
     Returns None where the least would be beyond the budget, or where it comes to no step.
     """
@@ -116,13 +118,13 @@ def short_simulation(
             trainer=QuickTrainer(models.trainer, rows=float(part)),
         )
     warmup_steps = _WARMUP_STEPS + scheduler.depth
-    wall_s = wanted * flow.period_s
-    summary = _simulate(settings, cut, wall_s, warmup_steps, step, seed)
-    # Without a step the fluid model takes steps to be shorter than they are.
+    expected_s = period_s or flow.period_s
+    summary = _simulate(settings, cut, wanted * expected_s, warmup_steps, step, seed)
+    # Without a step they take longer than was expected.
     done = summary.steps + warmup_steps
-    period_s = summary.virtual_s / done if summary.steps else 2.0 * flow.period_s
+    found_s = summary.virtual_s / done if summary.steps else 2.0 * expected_s
     if summary.steps < _FEWEST_STEPS // 2 or steps > 1.5 * (summary.steps + warmup_steps):
-        summary = _simulate(settings, cut, steps * period_s, warmup_steps, step, seed)
+        summary = _simulate(settings, cut, steps * found_s, warmup_steps, step, seed)
     if not summary.steps or not summary.metrics["rl.consumption.wall_samples_per_s"]:
         return None
     words = f"{summary.steps} steps" + (f" of a part of 1/{part}" if part > 1 else "")
