@@ -9,6 +9,7 @@ import click
 
 from headway.cli.arguments import overrides_argument
 from headway.cli.output import until_nobody_reads
+from headway.core.errors import UserError
 
 
 @click.command("plan")
@@ -43,25 +44,33 @@ def command(
       headway plan examples/cases/case1.toml --json
     """
     from headway.matching.optimise import optimise as search
+    from headway.matching.optimise import present
     from headway.matching.plan import make_plan
     from headway.matching.plan_text import options_text, plan_plain, plan_text
-    from headway.matching.sensitivity import sensitivity
+    from headway.matching.sensitivity import sensitivity, settled
     from headway.matching.spec_load import load_spec
 
     if not optimise and (gpus is not None or bound is not None):
         raise click.UsageError("--gpus and --bound belong to --optimise.")
+    if spec.is_dir():
+        raise UserError(
+            "must be a SPEC, and is a directory",
+            value=str(spec),
+            remedy=f"For a run: headway calibrate {spec} --out spec.toml; headway plan spec.toml",
+        )
     loaded = load_spec(spec, overrides)
     plan = make_plan(loaded, step=step)
-    changes = [] if optimise else sensitivity(loaded, plan.flow, plan.sample)
+    changes, judge = ([], "") if optimise else sensitivity(loaded, plan)
+    plan = settled(plan, changes)
     options = None
     if optimise:
         gpus = gpus or loaded.hardware.trainer.count + loaded.hardware.generator.count
         options = search(loaded, gpus, bound=bound)
     with until_nobody_reads():
         if as_json:
-            click.echo(json.dumps(plan_plain(plan, changes, options), indent=2))
+            click.echo(json.dumps(plan_plain(plan, changes, options, judge), indent=2))
         elif options is not None:
-            click.echo(options_text(options, gpus or 0))
+            click.echo(options_text(options, gpus or 0, present(loaded)))
         else:
-            click.echo(plan_text(loaded, plan, changes))
+            click.echo(plan_text(loaded, plan, changes, judge))
     return 0

@@ -12,6 +12,7 @@ Generator: weights over the replica's accelerators; the rest of memory_fraction 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from headway.core.errors import UserError
@@ -76,7 +77,12 @@ def _remedy(pool: TrainerPoolSettings, parts: dict[str, float], there: float) ->
     shared = parts["gradients"] + parts["optimizer"] + parts["weights"]
     room = there - parts["activations"] - parts["one layer gathered"]
     if room > 0:
-        return f"Use hardware.trainer.count = {int(pool.count * shared / room) + 1} or more"
+        unit = math.lcm(
+            pool.tensor_parallel * pool.context_parallel * pool.pipeline_parallel,
+            max(1, pool.expert_parallel),
+        )
+        count = unit * math.ceil((int(pool.count * shared / room) + 1) / unit)
+        return f"Use hardware.trainer.count = {count} or more"
     return "Raise hardware.trainer.context_parallel, or shorten rows by workload.max_tokens"
 
 

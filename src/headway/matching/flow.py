@@ -62,17 +62,27 @@ class Flow:
     def token_ages(self, bound: int) -> dict[int, float]:
         """Return the share of trained tokens by the age of their own version: made evenly over its rollout.
 
-        The newest version was taken up when the trainer began to wait for this batch.
+        No token is older than the version that its rollout began with.
         """
         shares: dict[int, float] = {}
         for took_s, life, num_tokens in self.spans:
-            first = max(0.0, (life - self.line_s) / self.period_s + self.lag_steps + 1.0)
-            last = max(0.0, (life - took_s) / self.period_s + self.lag_steps + 1.0)
-            if int(first) > bound + 1:
-                continue
-            for age in range(int(last), int(first) + 1):
-                inside = min(first, age + 1.0) - max(last, float(age))
-                part = inside / (first - last) if first > last else 1.0
-                shares[min(age, bound)] = shares.get(min(age, bound), 0.0) + num_tokens * part
+            steps = max(0.0, (life - self.line_s) / self.period_s + self.lag_steps)
+            for begun, chance in _split(steps):
+                if begun > bound:
+                    continue
+                for place in range(_PLACES):
+                    later = (place + 0.5) / _PLACES * took_s / self.period_s
+                    for age, weight in _split(max(0.0, begun - later)):
+                        shares[age] = shares.get(age, 0.0) + num_tokens * chance * weight
         total = sum(shares.values()) or 1.0
         return {age: shares[age] / total for age in sorted(shares)}
+
+
+_PLACES = 8  # in a rollout, at which its tokens are dated
+
+
+def _split(steps: float) -> list[tuple[int, float]]:
+    """Return the two whole numbers around `steps`, weighted so that their mean is it."""
+    low = int(steps)
+    high = steps - low
+    return [(low, 1.0 - high), (low + 1, high)] if high > 0.0 else [(low, 1.0)]

@@ -246,7 +246,7 @@ class Fluid:
             queued=ahead - running_groups,
             groups_running=running_groups,
             in_flight=rate * per_group_s,
-            sandboxes=rate * started * self._held_s(replica, point.extra_s),
+            sandboxes=self._sandboxes(rate * per_group_s, spent, replica, lifetimes, point.extra_s),
             replica=replica,
             capped_by=capped,
             latencies=latencies,
@@ -276,6 +276,47 @@ class Fluid:
                 num += 1
         return total / max(1.0, num), squares / max(1.0, num), sampled / max(1.0, num)
 
+    def parts(self, flow: Flow) -> dict[str, float]:
+        """Return the mean seconds of the parts of a scored rollout, which add up to its latency."""
+        replica, extra_s = flow.replica, flow.line_s * self.means.turns
+        names = ("decode", "prefill", "tool", "start", "score")
+        sums, num = dict.fromkeys(names, 0.0), 0
+        for group in self.sample.groups:
+            rows: list[tuple[float, tuple[float, ...]]] = []
+            for drawn in group:
+                if not drawn.fails:
+                    prefill_s = drawn.num_turns / self.means.turns * replica.prefill_s
+                    start_s = self.start_s if drawn.num_calls else 0.0
+                    row = (
+                        drawn.answer_tokens * replica.token_s,
+                        prefill_s,
+                        drawn.tool_s,
+                        start_s,
+                        drawn.score_s,
+                    )
+                    rows.append((sum(row), row))
+            for _, row in sorted(rows)[: self.kept]:
+                num += 1
+                for name, took_s in zip(names, row, strict=True):
+                    sums[name] += took_s
+        return {name: total / max(1, num) for name, total in sums.items()} | {"wait": extra_s}
+
+    def _sandboxes(
+        self, in_flight: float, spent: float, replica: Replica, lifetimes: list[float], extra_s: float
+    ) -> float:
+        """Return the sandboxes alive: the part of the lives in flight that lies behind a first tool call."""
+        if not self.spec.workload.uses_sandbox:
+            return 0.0
+        held, turn_s = 0.0, (replica.prefill_s + extra_s) / self.means.turns
+        for group, members, life_s in zip(self.sample.groups, self._members, lifetimes, strict=True):
+            for drawn, (answer, turns, other_s, _, _) in zip(group, members, strict=True):
+                if drawn.num_calls:
+                    end = answer * replica.token_s + turns * replica.prefill_s + other_s + extra_s
+                    held += max(0.0, min(end, life_s) - drawn.first_answer * replica.token_s - turn_s)
+        scheduler = self.spec.scheduler
+        live = in_flight * min(1.0, held / max(1e-9, spent))
+        return min(live, float(scheduler.max_sandboxes), in_flight + scheduler.verify_sandboxes)
+
     def _held_s(self, replica: Replica, extra_s: float) -> float:
         """Return the mean seconds that a rollout holds a sandbox: from its first tool call to its end."""
         if not self.spec.workload.uses_sandbox:
@@ -301,7 +342,7 @@ class Fluid:
             caps[self._why] = rate * models.replicas / max(1e-9, share)
         if self.spec.workload.uses_sandbox:
             users = max(1e-9, self._users)
-            members = self.sample.group_size * users
+            members = share * users  # whole ones: cancelled members give theirs back
             places = max(1, scheduler.max_sandboxes - scheduler.verify_sandboxes)
             held_s = self._held_s(replica, 0.0) / users
             caps["sandboxes"] = places / max(1e-9, held_s) / members
@@ -311,7 +352,7 @@ class Fluid:
             starts = [rate for rate in rates if rate]
             starts += [number / self.start_s for number in starting if number and self.start_s]
             if starts:
-                caps["sandbox_starts"] = min(starts) / members
+                caps["sandbox_starts"] = min(starts) / (self.sample.group_size * users)
         return caps
 
 

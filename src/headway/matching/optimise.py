@@ -33,13 +33,14 @@ class Option:
     generator: int
     overrides: tuple[str, ...]
     samples_per_s: float  # trained
+    tokens_per_s: float  # sampled ones, trained
     wait: float
     staleness: float  # mean steps, of trained rollouts
     usd_per_row: float | None  # dollars of one trained rollout
 
 
 def optimise(spec: Spec, gpus: int, *, bound: int | None = None, limit_s: float = 45.0) -> list[Option]:
-    """Return the best options, trained rollouts/s falling.
+    """Return the best options, trained rollouts/s falling; with oversampling samples are not alike.
 
     Args:
         spec: what to run; its parallel cuts stay.
@@ -103,7 +104,14 @@ def _solve(
     ages = flow.ages(changed.scheduler.queue.bound)
     staleness = sum(age * share for age, share in ages.items())
     usd = None if price is None else price / 3600.0 / flow.wall
-    return Option(trainer, generator, overrides, flow.wall, flow.wait, staleness, usd), changed
+    tokens = flow.wall * flow.trained_tokens
+    return Option(trainer, generator, overrides, flow.wall, tokens, flow.wait, staleness, usd), changed
+
+
+def present(spec: Spec) -> Option:
+    """Return the SPEC as it is, by the model that the options are by."""
+    hardware = spec.hardware
+    return _solve(spec, hardware.trainer.count, hardware.generator.count, (), {}, 20_000)[0]
 
 
 def splits(spec: Spec, gpus: int) -> Iterator[tuple[int, int]]:

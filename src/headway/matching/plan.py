@@ -1,12 +1,12 @@
 """What a run will do, from its SPEC: rates, queue, staleness, latencies, cost, and the bottleneck.
 
-The fluid model answers where it holds: two or more steps of depth, and nothing parked. Elsewhere a short
-simulation of the same scheduler does, of the whole run or of an evenly cut part of it; `by` says which.
+A short simulation of the real scheduler answers, of the whole run or of an evenly cut part of it, wherever
+one fits into about two seconds; beyond that the fluid model does. `by` says which, and how far to trust it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headway.matching.build import Models, accelerator_of, models_of
@@ -14,6 +14,7 @@ from headway.matching.cost import RunCost, ServicePrice, price_of
 from headway.matching.flow import Flow
 from headway.matching.fluid import Fluid
 from headway.matching.plan_metrics import metrics_of, part_means
+from headway.matching.plan_simulated import simulated_flow, simulated_metrics, simulated_parts
 from headway.matching.relax import Bottleneck, bottleneck, gains
 from headway.matching.sampled import Sample, draw
 from headway.matching.short_simulation import short_simulation
@@ -21,6 +22,9 @@ from headway.matching.short_simulation import short_simulation
 if TYPE_CHECKING:
     from headway.matching.spec import PoolSettings
     from headway.matching.spec_load import Spec
+
+BUDGET_EVENTS = 80_000
+"""Of the simulation that answers: about a second and a half."""
 
 _COURSE = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the run, where it drifts
 
@@ -45,7 +49,9 @@ class Plan:
 
     metrics: dict[str, Any]
     by: str
-    flow: Flow
+    step: int  # after which the rollouts are drawn
+    simulated: bool
+    flow: Flow  # the fluid model's
     sample: Sample
     bottleneck: Bottleneck
     gains: dict[str, float]  # of each resource that is a quarter better, in trained rollouts/s
@@ -55,13 +61,13 @@ class Plan:
     notes: list[str] = field(default_factory=list[str])
 
 
-def make_plan(spec: Spec, *, step: int = 0, budget_events: int = 25_000, seed: int = 0) -> Plan:
+def make_plan(spec: Spec, *, step: int = 0, budget_events: int = BUDGET_EVENTS, seed: int = 0) -> Plan:
     """Plan a run.
 
     Args:
         spec: what it is.
         step: optimizer steps after which the rollouts are drawn; drift goes on from there in `course`.
-        budget_events: of the short simulation, where one is needed.
+        budget_events: of the short simulation; 0 has the fluid model answer.
         seed: of that simulation.
 
     Raises:
@@ -71,31 +77,36 @@ def make_plan(spec: Spec, *, step: int = 0, budget_events: int = 25_000, seed: i
     sample = sample_of(spec, models, step)
     fluid = Fluid(spec, models, sample)
     flow = fluid.solve()
-    metrics = metrics_of(spec, models, fluid, flow)
-    by = "the fluid model"
-    if (why := why_simulate(spec)) is not None:
-        simulated = short_simulation(spec, models, flow, budget_events=budget_events, seed=seed)
-        by = f"the fluid model, which is some per cent off here ({why}): headway simulate is exact"
-        if simulated is not None:
-            by = f"a simulation of {simulated.words} ({why})"
-            metrics |= {key: value for key, value in simulated.metrics.items() if value is not None}
-            metrics = _follow(metrics, spec, flow)
+    metrics, parts, state = metrics_of(spec, models, fluid, flow), part_means(fluid, flow), flow
+    simulated = short_simulation(spec, models, flow, budget_events=budget_events, step=step, seed=seed)
+    if simulated is not None:
+        by = f"a simulation of {simulated.words}"
+        metrics = simulated_metrics(spec, models, metrics, simulated.metrics)
+        parts, state = simulated_parts(metrics), simulated_flow(flow, metrics)
+    else:
+        by = "the fluid model, for a simulation would take longer"
+        if (why := why_simulate(spec)) is not None:
+            by += f"; here it may be off by a fifth ({why})"
+        by += ": headway simulate has no such limit"
     cost = run_cost(spec, metrics)
     if cost is not None:
         metrics["plan.usd_per_step"] = cost.usd_per_hour * metrics["plan.step_s"] / 3600.0
         metrics["rl.cost.usd_per_mtok"] = cost.usd_per_mtok
         metrics["plan.usd_per_row_mtok"] = cost.usd_per_row_mtok
         metrics["plan.usd_per_run"] = cost.usd_per_hour * (metrics["plan.run_s"] or 0.0) / 3600.0
-    found = gains(spec, models, sample, flow)
-    what = bottleneck(flow, found, part_means(fluid, flow))
+    few = replace(sample, groups=sample.groups[: max(8, 400 // sample.group_size)])
+    found = gains(spec, models, few, Fluid(spec, models, few).solve())
+    what = bottleneck(state, found, parts)
     return Plan(
         metrics=metrics,
         by=by,
+        step=step,
+        simulated=simulated is not None,
         flow=flow,
         sample=sample,
         bottleneck=what,
         gains=found,
-        course=course(spec, models),
+        course=course(spec, models, metrics, step),
         cost=cost,
         service=price_of(spec.model.name) if spec.model is not None else None,
         notes=doubts(spec, models, flow),
@@ -118,16 +129,6 @@ def why_simulate(spec: Spec) -> str | None:
     if scheduler.oversampling.groups_extra:
         return "groups are oversampled"
     return None
-
-
-def _follow(metrics: dict[str, Any], spec: Spec, flow: Flow) -> dict[str, Any]:
-    """Return the metrics with those that follow from simulated rates."""
-    wall = metrics["rl.consumption.wall_samples_per_s"]
-    if wall:
-        metrics["plan.step_s"] = flow.rows / wall
-        steps = spec.scheduler.stop.steps
-        metrics["plan.run_s"] = metrics["plan.step_s"] * steps if steps else None
-    return metrics
 
 
 def usd_per_hour(spec: Spec) -> float | None:
@@ -158,20 +159,38 @@ def run_cost(spec: Spec, metrics: dict[str, Any]) -> RunCost | None:
     return RunCost(price, wall * metrics["plan.row_tokens"], wall * metrics["plan.trained_tokens"])
 
 
-def course(spec: Spec, models: Models) -> list[Moment]:
-    """Return what the run does over its steps, empty where nothing drifts."""
+def course(spec: Spec, models: Models, headline: dict[str, Any] | None = None, step: int = 0) -> list[Moment]:
+    """Return what the run does over its steps, empty where nothing drifts.
+
+    The fluid model says it; with the metrics of a `headline` at `step`, moved so that it agrees there.
+    """
     workload, steps = spec.workload, spec.scheduler.stop.steps or spec.workload.drift_steps
     if not workload.drift and not workload.learning:
         return []
+    at = sorted(
+        {round(share * steps) for share in _COURSE} | ({step} if headline is not None else set[int]())
+    )
+    flows = {
+        moment: Fluid(spec, models, sample_of(spec, models, moment, most_turns=6_000, fewest=4)).solve()
+        for moment in at
+    }
+    moved, idle, prefill = 1.0, 0.0, 1.0
+    if headline is not None:
+        base = flows[step]
+        moved = headline["rl.consumption.wall_samples_per_s"] / base.wall
+        idle = (1.0 - headline["rl.trainer.wait_fraction"]) / max(1e-9, (1.0 - base.wait) * moved)
+        prefill = headline["plan.prefill_fraction"] / max(1e-9, base.replica.prefill_fraction)
     moments: list[Moment] = []
-    for share in _COURSE:
-        step = round(share * steps)
-        flow = Fluid(spec, models, sample_of(spec, models, step, most_turns=6_000, fewest=4)).solve()
-        replica = flow.replica
+    for moment, flow in flows.items():
+        wall = flow.wall * moved
+        busy = (1.0 - flow.wait) * moved * (idle if headline is not None else 1.0)
+        if busy > 1.0:
+            wall, busy = wall / busy, 1.0
+        share = min(1.0, flow.replica.prefill_fraction * prefill)
         moments.append(
             Moment(
-                step, flow.production, flow.active, flow.wall, flow.wait, flow.zero,
-                replica.prefill_fraction, flow.period_s,
+                moment, flow.production * moved, flow.active, wall, 1.0 - busy, flow.zero, share,
+                flow.rows / wall,
             )
         )  # fmt: skip
     return moments

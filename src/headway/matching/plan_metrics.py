@@ -30,13 +30,7 @@ def _tails(values: list[float]) -> dict[str, float | None]:
 
 def part_means(fluid: Fluid, flow: Flow) -> dict[str, float]:
     """Return the mean seconds of a rollout's parts, of a rollout and of a group."""
-    sample = fluid.sample
-    return {
-        "decode": sample.mean("answer_tokens") * flow.replica.token_s,
-        "prefill": flow.replica.prefill_s,
-        "tool": sample.mean("tool_s"),
-        "start": flow.start_s,
-        "score": sample.mean("score_s"),
+    return fluid.parts(flow) | {
         "rollout": sum(flow.latencies) / max(1, len(flow.latencies)),
         "group": sum(flow.group_s) / max(1, len(flow.group_s)),
     }
@@ -47,7 +41,11 @@ def metrics_of(spec: Spec, models: Models, fluid: Fluid, flow: Flow) -> dict[str
     bound, sample = spec.scheduler.queue.bound, fluid.sample
     trajectory, token = flow.ages(bound), flow.token_ages(bound)
     zero = flow.zero if spec.scheduler.queue.drop_zero_advantage else 0.0
-    lost = 1.0 - (1.0 - zero) * (1.0 - flow.stale) * (1.0 - flow.cancelled) * (1.0 - flow.failed)
+    # Of all rollouts: those that are kept to the end of their group may still be dropped with it.
+    kept = max(0.0, 1.0 - flow.cancelled - flow.failed)
+    stale = kept * flow.stale
+    filtered = (kept - stale) * zero
+    lost = flow.cancelled + flow.failed + stale + filtered
     generator, trainer = spec.hardware.generator, spec.hardware.trainer
     decoded = flow.production / max(1e-9, 1.0 - flow.cancelled) * sample.mean("answer_tokens")
     prefilled = flow.production / max(1e-9, 1.0 - flow.cancelled) * fluid.prefill.tokens(flow.replica.hit)
@@ -69,8 +67,8 @@ def metrics_of(spec: Spec, models: Models, fluid: Fluid, flow: Flow) -> dict[str
         "rl.staleness.trajectory": _histogram(trajectory),
         "rl.staleness.token": _histogram(token),
         "rl.discard.rollout_fraction": lost,
-        "plan.discard.filtered_fraction": zero,
-        "plan.discard.stale_fraction": flow.stale,
+        "plan.discard.filtered_fraction": filtered,
+        "plan.discard.stale_fraction": stale,
         "plan.discard.cancelled_fraction": flow.cancelled,
         "plan.discard.failed_fraction": flow.failed,
         "rl.group.zero_advantage_fraction": flow.zero,
@@ -93,6 +91,10 @@ def metrics_of(spec: Spec, models: Models, fluid: Fluid, flow: Flow) -> dict[str
         "plan.trainer.tokens_per_gpu_s": flow.rows * flow.row_tokens / flow.compute_s / trainer.count,
         "plan.generator.tokens_per_gpu_s": decoded / generator.count,
         "plan.latency.first_token_s": {"mean": flow.first_token_s},
+        "rl.latency.queue_s": {"mean": parts["wait"]},
+        "rl.latency.parked_s": {"mean": 0.0},
+        "rl.latency.sandbox_start_s": {"mean": parts["start"]},
+        "rl.latency.score_s": {"mean": parts["score"]},
         "rl.latency.decode_s": {"mean": parts["decode"]},
         "rl.latency.prefill_s": {"mean": parts["prefill"]},
         "rl.latency.tool_s": {"mean": parts["tool"]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,72 +14,117 @@ if TYPE_CHECKING:
     from headway.matching.spec_load import Spec
 
 
-def plan_text(spec: Spec, plan: Plan, changes: Sequence[Change]) -> str:
-    """Return a plan as lines of text."""
-    return "\n".join(_lines(spec, plan, changes))
+_WIDTH = 116
+_NOISE = 0.005  # of the rate: changes below it are told together
+_BOTTLENECKS = {
+    "setting": "slots of the engines (max_running)",
+    "kv": "memory for keys and values",
+    "zero_advantage": "groups without signal",
+    "max_running_rollouts": "queue.max_running_rollouts",
+    "sandbox_starts": "sandbox starts",
+    "depth": "queue.depth",
+    "tool": "tool calls",
+    "start": "sandbox starts",
+    "score": "scoring",
+}
+_CAPS = _BOTTLENECKS | {"trainer": "what the trainer takes"}
 
 
-def _lines(spec: Spec, plan: Plan, changes: Sequence[Change]) -> Iterator[str]:
+def plan_text(spec: Spec, plan: Plan, changes: Sequence[Change], judge: str = "") -> str:
+    """Return a plan as lines of text; `judge` is the model that the changes are by."""
+    lines: list[str] = []
+    for line in _lines(spec, plan, changes, judge):
+        indent = " " * (len(line) - len(line.lstrip()))
+        lines += wrap(
+            line.lstrip(), _WIDTH, initial_indent=indent,
+            subsequent_indent=indent + "  ", break_on_hyphens=False,
+        ) if len(line) > _WIDTH else [line]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _lines(spec: Spec, plan: Plan, changes: Sequence[Change], judge: str) -> Iterator[str]:
     m = plan.metrics
     wall, wait = m["rl.consumption.wall_samples_per_s"], m["rl.trainer.wait_fraction"]
-    step = seconds(m["plan.step_s"])
-    yield f"{spec.name}: {wall:.3g} samples/s trained, a step each {step}; the trainer waits {wait:.0%}"
-    yield f"bottleneck: {plan.bottleneck.name}: {plan.bottleneck.why}"
-    yield f"            {plan.bottleneck.remedy}"
+    at = f"; this is after {plan.step} steps, and it drifts (below)" if plan.course else ""
+    yield (
+        f"{spec.name}: {wall:.3g} samples/s trained, a step each {seconds(m['plan.step_s'])}; "
+        f"the trainer waits {wait:.0%}{at}"
+    )
+    name = plan.bottleneck.name
+    yield f"bottleneck: {_BOTTLENECKS.get(name, name)}. {_sentence(plan.bottleneck.why)}"
+    yield f"  remedy: {plan.bottleneck.remedy}"
     yield ""
     yield from _rates(spec, plan)
     yield ""
     yield from _where(spec, plan)
     if plan.course:
         yield ""
-        yield "as behaviour drifts (steps, samples/s trained, wait, no signal, prefill share, step time)"
-        for at in plan.course:
-            shares = f"{at.wait:>4.0%}  {at.zero:>4.0%}  {at.prefill_fraction:>4.0%}"
-            yield f"  {at.step:>6}  {at.wall:>8.3g}  {shares}  {seconds(at.step_s)}"
+        yield (
+            "as behaviour drifts, by the fluid model moved to the figures above (steps, samples/s trained, "
+            "wait, no signal, prefill share, step time)"
+        )
+        for moment in plan.course:
+            shares = f"{moment.wait:>4.0%}  {moment.zero:>4.0%}  {moment.prefill_fraction:>4.0%}"
+            yield f"  {moment.step:>6}  {moment.wall:>8.3g}  {shares}  {seconds(moment.step_s)}"
     if changes:
         yield ""
-        yield "what changes would do (samples/s trained, wait, mean staleness, $ per token)"
+        yield f"what changes would do, by {judge} (samples/s trained, wait, mean staleness, $ per token)"
+        nothing: list[str] = []
         for change in changes:
             usd = "" if change.usd is None else f"  {change.usd:+.0%}"
+            if abs(change.samples) < _NOISE and abs(change.usd or 0.0) < _NOISE:
+                nothing.append(change.words)
+                continue
             after = f"{change.samples:+5.0%}  {change.wait:>4.0%}  {change.staleness:>4.1f}{usd}"
             yield f"  {change.words:<52} {after}"
+        if nothing:
+            yield f"  nothing: {'; '.join(nothing)}"
     for note in plan.notes:
         yield f"note: {note}"
     yield ""
-    yield f"by {plan.by}; MFU convention: {m['rl.trainer.mfu_convention']}"
+    yield f"by {plan.by}"
+    yield f"MFU convention: {m['rl.trainer.mfu_convention']}"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _rates(spec: Spec, plan: Plan) -> Iterator[str]:
-    m, flow = plan.metrics, plan.flow
+    m = plan.metrics
     yield "production"
     yield (
         f"  {m['rl.production.samples_per_s']:.3g} samples/s scored, "
-        f"{m['rl.production.effective_samples_per_s']:.3g} of them trained; admission holds back "
-        f"{m['plan.blocked_fraction']:.0%}"
+        f"{m['rl.production.effective_samples_per_s']:.3g} of them trained"
     )
+    if m["plan.blocked_fraction"] > 0.005:
+        yield f"  admission holds back {m['plan.blocked_fraction']:.0%} of what could be"
     lost = {
         "no signal": m["plan.discard.filtered_fraction"],
         "too old": m["plan.discard.stale_fraction"],
-        "oversampled": m["plan.discard.cancelled_fraction"],
+        "cancelled (oversampled), hardly any of them scored": m["plan.discard.cancelled_fraction"],
         "failed": m["plan.discard.failed_fraction"],
     }
-    parts = ", ".join(f"{share:.0%} {name}" for name, share in lost.items() if share > 0.0005)
-    yield f"  {m['rl.discard.rollout_fraction']:.0%} of the rollouts are discarded" + (
-        f": {parts}" if parts else ""
-    )
+    whole = round(100 * m["rl.discard.rollout_fraction"])
+    parts = ", ".join(f"{share}% {name}" for name, share in percents(lost, whole).items() if share)
+    yield f"  {whole}% of all rollouts started are discarded" + (f": {parts}" if parts else "")
+    capped = m["plan.concurrency.capped_by"]
     yield (
-        f"  {m['plan.concurrency.in_flight']:,.0f} rollouts in flight, capped by "
-        f"{m['plan.concurrency.capped_by']}; "
-        f"{m['plan.concurrency.running_per_replica']:.1f} decode on each of {spec.replicas} replicas, KV "
-        f"{m['plan.kv_used_fraction']:.0%} full"
+        f"  {m['plan.concurrency.in_flight']:,.0f} rollouts in flight, "
+        f"limited by {_CAPS.get(capped, capped)}; "
+        f"{m['plan.concurrency.running_per_replica']:.1f} decode on "
+        f"{'the replica' if spec.replicas == 1 else f'each of {spec.replicas} replicas'}"
+        + (f", KV {m['plan.kv_used_fraction']:.0%} full" if m["plan.kv_tokens"] else "")
     )
     latency = m["rl.latency.end_to_end_s"]
     if latency["mean"] is not None:
+        named = {"waiting": "queue", "parked": "parked", "sandbox start": "sandbox_start"}
+        named |= {"prefill": "prefill", "decode": "decode", "tools": "tool", "scoring": "score"}
+        means = {words: m[f"rl.latency.{name}_s"]["mean"] or 0.0 for words, name in named.items()}
+        shown = [f"{words} {seconds(took)}" for words, took in means.items() if took > 0.0]
         yield (
-            f"  a rollout takes {seconds(latency['mean'])} (p50 {seconds(latency['p50'])}, p90 "
-            f"{seconds(latency['p90'])}, p99 {seconds(latency['p99'])}): decode "
-            f"{seconds(m['rl.latency.decode_s']['mean'])}, prefill "
-            f"{seconds(m['rl.latency.prefill_s']['mean'])}, tools {seconds(m['rl.latency.tool_s']['mean'])}; "
+            f"  a scored rollout takes {seconds(latency['mean'])} (p50 {seconds(latency['p50'])}, p90 "
+            f"{seconds(latency['p90'])}, p99 {seconds(latency['p99'])}): {', '.join(shown)}; "
             f"first token {seconds(m['plan.latency.first_token_s']['mean'])}"
         )
     if spec.workload.uses_sandbox:
@@ -90,7 +136,7 @@ def _rates(spec: Spec, plan: Plan) -> Iterator[str]:
     mfu = "" if m["rl.trainer.mfu"] is None else f", MFU {m['rl.trainer.mfu']:.1%}"
     yield (
         f"  {m['rl.consumption.active_samples_per_s']:.3g} samples/s while it computes, "
-        f"{seconds(m['plan.compute_s'])} for {flow.rows:.0f} rollouts{mfu}"
+        f"{seconds(m['plan.compute_s'])} for {m['plan.rows_per_step']:.0f} rollouts{mfu}"
     )
 
 
@@ -126,33 +172,61 @@ def _where(spec: Spec, plan: Plan) -> Iterator[str]:
             share = cost.sampled_tokens_per_s / cost.row_tokens_per_s
             price = plan.service.per_mtok(share)
             yield (
-                f"  {plan.service.service} asks {money(price)} for the same rows ({plan.service.date}); "
+                f"  the training service {plan.service.service} asks {money(price)} "
+                f"for the same rows ({plan.service.date}); "
                 f"this is {cost.usd_per_row_mtok / price:.2f} times as much"
             )
 
 
 def _shares(counts: dict[str, float]) -> str:
-    total = sum(counts.values()) or 1.0
-    return ", ".join(f"{age}: {count / total:.0%}" for age, count in counts.items() if count / total >= 0.005)
+    return ", ".join(f"{age}: {share}%" for age, share in percents(counts, 100).items() if share)
 
 
-def options_text(options: Sequence[Option], gpus: int) -> str:
-    """Return the best ways to spend a budget, as lines of text."""
+def percents(parts: dict[str, float], whole: int) -> dict[str, int]:
+    """Return parts in whole per cents that add up to `whole`: those with the largest remainders round up."""
+    total = sum(parts.values())
+    if total <= 0.0:
+        return dict.fromkeys(parts, 0)
+    exact = {name: part / total * whole for name, part in parts.items()}
+    found = {name: int(value) for name, value in exact.items()}
+    by_rest = sorted(exact, key=lambda name: found[name] - exact[name])
+    for name in by_rest[: whole - sum(found.values())]:
+        found[name] += 1
+    return found
+
+
+def options_text(options: Sequence[Option], gpus: int, present: Option | None = None) -> str:
+    """Return the best ways to spend a budget, as lines of text; `present` is the SPEC as it is."""
     best = options[0]
     lines = [
         f"best of {gpus} accelerators: {best.trainer} train, {best.generator} generate: "
-        f"{best.samples_per_s:.3g} samples/s trained, wait {best.wait:.0%}",
-        "  trainer  generator  samples/s  wait  staleness  $/1000 rollouts  settings",
+        f"{best.samples_per_s:.3g} samples/s trained, wait {best.wait:.0%} (by the fluid model)",
+        "     trainer  generator  samples/s  sampled tokens/s  wait  staleness  $/1000 rollouts  $/M sampled",
     ]
-    for option in options:
+    rows = [*((str(place), option) for place, option in enumerate(options, 1))]
+    if present is not None:
+        rows.append(("now", present))
+    for place, option in rows:
         usd = "-" if option.usd_per_row is None else f"{1000 * option.usd_per_row:.2f}"
-        settings = " ".join(
-            part for part in option.overrides if not part.startswith("hardware.trainer.count")
-        )
+        each = option.tokens_per_s / max(1e-12, option.samples_per_s)
+        mtok = "-" if option.usd_per_row is None else f"{1e6 * option.usd_per_row / max(1e-9, each):.2f}"
         lines.append(
-            f"  {option.trainer:>7}  {option.generator:>9}  {option.samples_per_s:>9.3g}  {option.wait:>4.0%}"
-            f"  {option.staleness:>9.1f}  {usd:>15}  {settings}"
+            f"{place:>3}  {option.trainer:>7}  {option.generator:>9}  {option.samples_per_s:>9.3g}  "
+            f"{option.tokens_per_s:>16,.0f}  {option.wait:>4.0%}  {option.staleness:>9.1f}  "
+            f"{usd:>15}  {mtok:>11}"
         )
+    lines.append("settings, to be given to headway plan or written into the SPEC")
+    for place, option in enumerate(options, 1):
+        lines += wrap(
+            " ".join(option.overrides), _WIDTH, initial_indent=f"{place:>3}  ", subsequent_indent="     ",
+            break_on_hyphens=False, break_long_words=False,
+        )  # fmt: skip
+    if len({"".join(part for part in o.overrides if "rollouts_extra" in part) for o in options}) > 1:
+        lines += wrap(
+            "note: oversampling keeps the first to finish, which are the short ones: samples differ between "
+            "rows, so compare sampled tokens and dollars by token, and mind the bias towards short answers",
+            _WIDTH, subsequent_indent="  ",
+        )  # fmt: skip
     return "\n".join(lines)
 
 
@@ -174,11 +248,14 @@ def money(value: float) -> str:
     return f"${value:,.0f}" if value >= 1000 else f"${value:.2f}"
 
 
-def plan_plain(plan: Plan, changes: Sequence[Change], options: Sequence[Option] | None) -> dict[str, Any]:
+def plan_plain(
+    plan: Plan, changes: Sequence[Change], options: Sequence[Option] | None, judge: str = ""
+) -> dict[str, Any]:
     """Return everything that a plan says, for JSON."""
     plain: dict[str, Any] = {
         **plan.metrics,
         "plan.by": plan.by,
+        "plan.sensitivity_by": judge,
         "plan.bottleneck": {
             "name": plan.bottleneck.name,
             "why": plan.bottleneck.why,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headway.matching.spec_load import Spec
 
 FACTOR = 1.25
+_LIKE_NONE = 0.05  # of the trainer's time
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +183,13 @@ def bottleneck(flow: Flow, found: dict[str, float], means: dict[str, float]) -> 
     Args:
         flow: the steady state.
         found: what relaxing each resource gains.
-        means: mean seconds of a rollout's parts: decode, prefill, tool, start, score; and `group`, the mean
-            life of a group, and `rollout`, of a rollout.
+        means: mean seconds of a rollout's parts: decode, prefill, tool, start, score, wait; and `group`, the
+            mean life of a group, and `rollout`, of a rollout.
     """
-    if flow.wait < 0.03 and flow.blocked > 0.0:
-        why = f"training is the slower half: generation could make {1 / (1 - flow.blocked) - 1:.0%} more"
+    if flow.wait < _LIKE_NONE:
+        why = f"training is the slower half: it waits {flow.wait:.0%} of its time"
+        if flow.blocked > 0.005:
+            why += f", and generation could make {1 / (1 - flow.blocked) - 1:.0%} more"
         return Bottleneck("trainer", why, "move accelerators to the trainer, or raise its efficiency")
     if flow.capped_by in _CAPS:
         why, remedy = _CAPS[flow.capped_by]
@@ -198,9 +201,15 @@ def bottleneck(flow: Flow, found: dict[str, float], means: dict[str, float]) -> 
     name, most = max(parts.items(), key=lambda item: item[1])
     share = most / max(1e-9, sum(parts.values()))
     if name != "decode" and share > 0.5:
-        words = {"prefill": "prefill", "tool": "tool calls", "start": "sandbox starts", "score": "scoring"}
+        remedies = {
+            "prefill": "give it machines of its own, keep conversations in the cache, or shorten prompts",
+            "tool": "make tool calls faster",
+            "start": "start sandboxes faster, or keep them warm",
+            "score": "make scoring faster",
+        }
+        words = {"prefill": "prefills", "tool": "tool calls", "start": "sandbox starts", "score": "scoring"}
         why = f"generation is the slower half, and {words[name]} take {share:.0%} of a rollout's time"
-        return Bottleneck(name, why, "make them faster, or keep more rollouts in flight (queue.depth)")
+        return Bottleneck(name, why, remedies[name])
     ratio = means["group"] / max(1e-9, means["rollout"])
     if found.get("depth", 0.0) > 0.6 * found.get("decode", 0.0) and found.get("depth", 0.0) > 0.02:
         why = (

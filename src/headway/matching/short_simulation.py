@@ -9,22 +9,30 @@ slowest.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.matching.relax import QuickTrainer
 from headway.matching.simulate_models import ModelledDriver
 from headway.queue.settings import EvalSettings, StopSettings
 
 if TYPE_CHECKING:
+    import random
+
     from headway.matching.build import Models
+    from headway.matching.contracts import RolloutPlan, Workload
     from headway.matching.flow import Flow
+    from headway.matching.simulate_models import SimSummary
     from headway.matching.spec_load import Spec
     from headway.queue.settings import DeadlineSettings, SchedulerSettings
 
 _EVENTS_A_TURN = 2.2
-_EVENTS_A_ROLLOUT = 8.0
+_EVENTS_A_ROLLOUT = 5.0
 _WARMUP_STEPS = 3
 _FEWEST_STEPS = 8
+_MOST_STEPS = 60
+_OVER = 1.25  # of the budget, what the least simulation may take
+_WHOLE = ("samples_per_s", "queue.depth.all", "queue.depth.signal", "sandbox.live", "sandbox.starting")
+_WHOLE_SIM = ("sim.rollouts.in_flight", "sim.rollouts.parked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +40,76 @@ class Simulated:
     """What a short simulation found."""
 
     words: str  # what was simulated
-    metrics: dict[str, Any]
+    metrics: dict[str, Any]  # of the whole run, where a part was simulated
+
+
+class AtStep:
+    """A `Workload` that stays as it is after `step` steps, whatever it would drift to."""
+
+    def __init__(self, workload: Workload, step: int) -> None:
+        self.workload = workload
+        self.step = step
+
+    def plan(
+        self, rng: random.Random, task_id: str, rollout: str, attempt: int, step: int, purpose: str
+    ) -> RolloutPlan:
+        """Draw what an attempt does; see `contracts.Workload`."""
+        del step
+        return self.workload.plan(rng, task_id, rollout, attempt, self.step, purpose)
+
+    def reward(self, rng: random.Random, plan: RolloutPlan) -> float:
+        """Return an attempt's reward; see `contracts.Workload`."""
+        return self.workload.reward(rng, plan)
+
+
+def events_a_step(spec: Spec, flow: Flow) -> float:
+    """Return about how many events a step of the whole run takes."""
+    turns = max(1.0, spec.workload.turns)
+    started = flow.rows / max(0.05, (1.0 - flow.lost_to_zero) * (1.0 - flow.stale) * (1.0 - flow.cancelled))
+    return started * (_EVENTS_A_ROLLOUT + _EVENTS_A_TURN * turns)
+
+
+def fewest_steps(spec: Spec) -> int:
+    """Return the steps that a simulation has at least, those that fill the run up included."""
+    return _WARMUP_STEPS + spec.scheduler.depth + _FEWEST_STEPS
 
 
 def short_simulation(
-    spec: Spec, models: Models, flow: Flow, *, budget_events: int, seed: int = 0, at_any_cost: bool = False
+    spec: Spec,
+    models: Models,
+    flow: Flow,
+    *,
+    budget_events: int,
+    step: int = 0,
+    seed: int = 0,
+    at_any_cost: bool = False,
+    period_s: float = 0.0,
 ) -> Simulated | None:
     """Simulate as many steps as the budget of events allows, of the whole run or a part.
 
-    `flow` says about how long a step takes. None where the least would be more than twice the budget, unless
-    it is to be had `at_any_cost`.
+    Args:
+        spec: what to simulate.
+        models: of it.
+        flow: says about how long a step takes, where `period_s` does not.
+        budget_events: about what may be simulated.
+        step: after which the rollouts are drawn, all of them: nothing drifts meanwhile.
+        seed: of all chance.
+        at_any_cost: simulate the least even where it is beyond the budget.
+        period_s: about how long a step takes; 0 leaves it to `flow`.
+
+    Returns None where the least would be beyond the budget, or where it comes to no step.
     """
     scheduler = spec.scheduler
-    turns = max(1.0, spec.workload.turns)
-    started = flow.rows / max(0.05, (1.0 - flow.zero) * (1.0 - flow.stale) * (1.0 - flow.cancelled))
-    each = started * (_EVENTS_A_ROLLOUT + _EVENTS_A_TURN * turns)
-    wanted = _WARMUP_STEPS + scheduler.depth + _FEWEST_STEPS
+    each = events_a_step(spec, flow)
+    wanted = fewest_steps(spec)
     part = 1
     for candidate in _parts(scheduler, models.replicas):
         part = candidate
         if each / part * wanted <= budget_events:
             break
-    if each / part * wanted > 2 * budget_events and not at_any_cost:
+    if each / part * wanted > _OVER * budget_events and not at_any_cost:
         return None
-    steps = max(wanted, min(100, int(budget_events * part / each)))
+    steps = max(wanted, min(_MOST_STEPS, int(budget_events * part / each)))
     settings, cut = _cut(scheduler, part), models
     if part > 1:
         cut = replace(
@@ -63,7 +117,23 @@ def short_simulation(
             replicas=models.replicas // part,
             trainer=QuickTrainer(models.trainer, rows=float(part)),
         )
-    wall_s = steps * flow.period_s
+    warmup_steps = _WARMUP_STEPS + scheduler.depth
+    expected_s = period_s or flow.period_s
+    summary = _simulate(settings, cut, wanted * expected_s, warmup_steps, step, seed)
+    # Without a step they take longer than was expected.
+    done = summary.steps + warmup_steps
+    found_s = summary.virtual_s / done if summary.steps else 2.0 * expected_s
+    if summary.steps < _FEWEST_STEPS // 2 or steps > 1.5 * (summary.steps + warmup_steps):
+        summary = _simulate(settings, cut, steps * found_s, warmup_steps, step, seed)
+    if not summary.steps or not summary.metrics["rl.consumption.wall_samples_per_s"]:
+        return None
+    words = f"{summary.steps} steps" + (f" of a part of 1/{part}" if part > 1 else "")
+    return Simulated(words, _of_the_whole(summary.metrics, part))
+
+
+def _simulate(
+    settings: SchedulerSettings, models: Models, wall_s: float, warmup_steps: int, step: int, seed: int
+) -> SimSummary:
     driver = ModelledDriver(
         replace(
             settings,
@@ -71,20 +141,28 @@ def short_simulation(
             eval=EvalSettings(num_tasks=0, at_start=False, at_end=False),
             deadlines=_patient(settings.deadlines),
         ),
-        engine=cut.engine,
-        replicas=cut.replicas,
-        trainer=cut.trainer,
-        workload=cut.workload,
-        fleet=cut.fleet,
+        engine=models.engine,
+        replicas=models.replicas,
+        trainer=models.trainer,
+        workload=AtStep(models.workload, step),
+        fleet=models.fleet,
         seed=seed,
     )
-    summary = driver.run(0, warmup_steps=_WARMUP_STEPS + scheduler.depth)
-    metrics = {name: value for name, value in summary.metrics.items() if name.startswith("rl.")}
+    return driver.run(0, warmup_steps=warmup_steps)
+
+
+def _of_the_whole(metrics: dict[str, Any], part: int) -> dict[str, Any]:
+    """Return the metrics with what is in proportion to the run's size multiplied."""
+    whole = dict(metrics)
     for name, value in metrics.items():
-        if part > 1 and name.endswith("samples_per_s") and value is not None:
-            metrics[name] = value * part
-    words = f"{summary.steps} steps" + (f" of a part of 1/{part}" if part > 1 else "")
-    return Simulated(words, metrics)
+        if part == 1 or not (name.endswith(_WHOLE) or name in _WHOLE_SIM):
+            continue
+        if isinstance(value, dict):
+            levels = cast("dict[str, float | None]", value)
+            whole[name] = {key: None if level is None else level * part for key, level in levels.items()}
+        elif value is not None:
+            whole[name] = value * part
+    return whole
 
 
 def _patient(deadlines: DeadlineSettings) -> DeadlineSettings:
