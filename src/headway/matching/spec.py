@@ -20,7 +20,7 @@ _MOST_S = 1e6  # seconds of anything, twelve days
 _MOST_TOKENS = 10_000_000  # of anything that one rollout has
 _MOST_PARTS = 100_000  # accelerators of a side
 _MOST_SIGMA = 4.0  # of a logarithm
-_LEAST_S = 1e-7  # of an iteration or a step
+_LEAST_S = 1e-9  # of an iteration or a step
 MOST_REPLICAS = 1024
 """Engines at most, as generator.replicas has it."""
 DRIFTING = ("prompt_tokens", "turns", "answer_tokens", "observation_tokens", "tool_s", "score_s")
