@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headway.cli.arguments import overrides_argument
+from headway.core.errors import UserError
 
 if TYPE_CHECKING:
     from headway.matching.simulate_models import SimSummary
@@ -63,6 +64,13 @@ def command(
     if run is not None and no_run:
         raise click.UsageError("--run and --no-run exclude each other.")
     loaded = load_spec(spec, overrides)
+    planned = steps or loaded.config.stop.steps
+    if planned and warmup >= planned:
+        rule = f"must be below the {planned} steps that are simulated: nothing would be measured"
+        raise UserError(rule, key="--warmup", value=warmup, remedy="Lower it, or raise --steps")
+    if run is not None and run.exists():
+        rule = "must be a directory that does not exist yet"
+        raise UserError(rule, key="--run", value=str(run), remedy="Give another one, or leave --run out")
     run_dir = None if no_run else simulated_run.new_directory(loaded, run)
     if run_dir is not None and not as_json:
         click.echo(f"run directory: {run_dir}")

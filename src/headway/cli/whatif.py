@@ -45,5 +45,7 @@ def command(run: Path, overrides: tuple[str, ...], seeds: int, as_json: bool) ->
 
     with naming(run), until_nobody_reads():
         found = whatif(read_journal(run), overrides, seeds)
-        click.echo(json.dumps(whatif_json(found)) if as_json else whatif_text(found, str(run)))
+        click.echo(
+            json.dumps(whatif_json(found), allow_nan=False) if as_json else whatif_text(found, str(run))
+        )
     return 0
