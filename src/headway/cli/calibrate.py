@@ -46,7 +46,11 @@ def command(run: Path, out: Path | None, as_json: bool) -> int:
     from headway.telemetry.journal import read_journal
 
     with naming(run), until_nobody_reads():
-        found = calibrate(read_journal(run))
+        try:
+            found = calibrate(read_journal(run))
+        except UserError as error:
+            error.value = error.value or str(run)
+            raise
         if out is not None:
             out.write_text(spec_text(found, run.resolve().name), encoding="utf-8")
         click.echo(json.dumps(found.plain()) if as_json else calibration_text(found, str(run)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,11 +70,12 @@ def command(
         rule = f"must be below the {planned} steps that are simulated: nothing would be measured"
         raise UserError(rule, key="--warmup", value=warmup, remedy="Lower it, or raise --steps")
     if run is not None and run.exists():
-        rule = "must be a directory that does not exist yet"
+        rule = "exists already: must be a new directory"
         raise UserError(rule, key="--run", value=str(run), remedy="Give another one, or leave --run out")
     run_dir = None if no_run else simulated_run.new_directory(loaded, run)
     if run_dir is not None and not as_json:
         click.echo(f"run directory: {run_dir}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     summary = simulated_run.simulate_spec(
         loaded, steps=steps or 0, seed=seed, warmup_steps=warmup, run_dir=run_dir
     )

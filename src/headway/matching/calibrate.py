@@ -10,6 +10,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
+from headway.core.errors import UserError
 from headway.matching import calibrate_lengths
 from headway.matching.calibration import Calibration, Found
 from headway.matching.engine_fit import EngineFit, fit_engine
@@ -23,6 +24,9 @@ MIN_STEPS = 8  # for a line through the trainer's steps
 LOW_R2 = 0.2  # below which the load explains little of the engine's speed
 
 
+_MOST_FAILURES = 0.99  # what workload.failure_rate takes
+
+
 def calibrate(journal: JournalLike) -> Calibration:
     """Fit a SPEC to a journal, opened or in memory."""
     return calibrate_recording(record(journal))
@@ -30,6 +34,9 @@ def calibrate(journal: JournalLike) -> Calibration:
 
 def calibrate_recording(recording: Recording) -> Calibration:
     """Fit a SPEC to what was read of a journal."""
+    if not recording.steps or not recording.train():
+        rule = "must be a run that has trained something: its journal has no step to fit"
+        raise UserError(rule, remedy="Give a run of headway train or headway simulate that took a step")
     found = Found()
     warnings = calibrate_lengths.fit(recording, found)
     _scores(recording, found)
@@ -96,7 +103,9 @@ def _failures(recording: Recording, found: Found) -> None:
     if not failed:
         return
     source = "attempts that ended as failures of infrastructure or environment"
-    found.add("workload.failure_rate", len(failed) / len(attempts), source, num=len(attempts))
+    found.add(
+        "workload.failure_rate", min(_MOST_FAILURES, len(failed) / len(attempts)), source, num=len(attempts)
+    )
     turns = fmean(len(attempt.turns) for attempt in attempts if attempt.outcome == "ended") or 1.0
     share = fmean(len(attempt.turns) / turns for attempt in failed)
     found.add("workload.failure_after", min(1.0, share), "turns of failed attempts", num=len(failed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -136,6 +137,12 @@ def load_spec(path: Path | None, overrides: Sequence[str] = ()) -> Spec:
         ConfigError: with every problem found, each with key, place, value, rule and remedy.
         UserError: when the file cannot be read or is no TOML, or the model is not known.
     """
+    if path is not None and path.is_dir():
+        rule = "must be a SPEC, a TOML file: this is a directory"
+        remedy = "Give a file"
+        if any(path.glob("journal*")):
+            rule, remedy = f"{rule}, of a run", f"`headway calibrate {path} --out spec.toml` makes one of it"
+        raise UserError(rule, value=str(path), remedy=remedy)
     source = read_source(path, overrides)
     environment = cast("dict[str, Any]", source.values.setdefault("environment", {}))
     if isinstance(environment, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -263,7 +270,7 @@ def a_simulation_holds_it(sections: Config) -> Iterator[Clash]:
     queue, more = sections.queue, sections.oversampling
     groups = queue.batch_groups * (queue.max_depth + 1)
     size = queue.group_size + more.rollouts_extra
-    limit = queue.max_running_rollouts or MOST_IN_FLIGHT
+    limit = queue.max_running_rollouts or sys.maxsize
     biggest = {
         "queue.batch_size": queue.batch_size,
         "queue.depth": min(limit, groups * size),

@@ -143,7 +143,10 @@ def _refusal(key: str, value: object) -> UserError | None:
     known = [f"{section}.{name}" for section, settings in sections for name in keys_of(settings)]
     is_argument = key.startswith(("environment.args", "source."))
     if key not in known and not is_argument:
-        remedy = did_you_mean(nearest(key, known)) or CAN_CHANGE
+        section, _, name = key.partition(".")
+        own = nearest(name, keys_of(dict(sections)[section])) if section in dict(sections) else None
+        guess = nearest(key, known, cutoff=0.85) if own is None else f"{section}.{own}"
+        remedy = did_you_mean(guess) or CAN_CHANGE
         return UserError("is not a setting", value=value, key=key, remedy=remedy, where=COMMAND_LINE)
     rule = f"cannot be predicted: {next((REFUSED[name] for name in names if name in REFUSED), _OTHERS)}"
     return UserError(rule, value=value, key=key, remedy=CAN_CHANGE, where=COMMAND_LINE)
