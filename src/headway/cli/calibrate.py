@@ -46,11 +46,11 @@ def command(run: Path, out: Path | None, as_json: bool) -> int:
     from headway.telemetry.journal import read_journal
 
     with naming(run), until_nobody_reads():
-        try:
-            found = calibrate(read_journal(run))
-        except UserError as error:
-            error.value = error.value or str(run)
-            raise
+        found = calibrate(read_journal(run))
+        if not found.steps:
+            rule = "must be a run that has trained something: its journal has no step to fit"
+            remedy = "Give a run of headway train or headway simulate that took a step"
+            raise UserError(rule, value=str(run), remedy=remedy)
         if out is not None:
             out.write_text(spec_text(found, run.resolve().name), encoding="utf-8")
         click.echo(json.dumps(found.plain()) if as_json else calibration_text(found, str(run)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
-from headway.core.errors import UserError
 from headway.matching import calibrate_lengths
 from headway.matching.calibration import Calibration, Found
 from headway.matching.engine_fit import EngineFit, fit_engine
@@ -34,9 +33,6 @@ def calibrate(journal: JournalLike) -> Calibration:
 
 def calibrate_recording(recording: Recording) -> Calibration:
     """Fit a SPEC to what was read of a journal."""
-    if not recording.steps or not recording.train():
-        rule = "must be a run that has trained something: its journal has no step to fit"
-        raise UserError(rule, remedy="Give a run of headway train or headway simulate that took a step")
     found = Found()
     warnings = calibrate_lengths.fit(recording, found)
     _scores(recording, found)
