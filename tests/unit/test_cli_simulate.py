@@ -98,7 +98,7 @@ def test_what_cannot_be(spec, tmp_path, capsys):
     assert "exclude each other" in capsys.readouterr().err
     (tmp_path / "there").mkdir()
     assert main(["simulate", str(spec), "--run", str(tmp_path / "there")]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "--run: exists already" in capsys.readouterr().err
 
 
 def test_a_simulated_run_is_not_resumed(spec, tmp_path, capsys):

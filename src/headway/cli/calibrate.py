@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -37,12 +38,19 @@ def command(run: Path, out: Path | None, as_json: bool) -> int:
     check_run(run)
     if out is not None and out.exists():
         raise UserError("the file must not exist yet", value=str(out), remedy="Give another name")
+    if out is not None and not (out.parent.is_dir() and os.access(out.parent, os.W_OK)):
+        rule = "must be in a directory that exists and can be written to"
+        raise UserError(rule, key="--out", value=str(out), remedy="Make it first, or give another place")
     from headway.matching.calibrate import calibrate
     from headway.matching.calibrate_text import calibration_text, spec_text
     from headway.telemetry.journal import read_journal
 
     with naming(run), until_nobody_reads():
         found = calibrate(read_journal(run))
+        if not found.steps:
+            rule = "must be a run that has trained something: its journal has no step to fit"
+            remedy = "Give a run of headway train or headway simulate that took a step"
+            raise UserError(rule, value=str(run), remedy=remedy)
         if out is not None:
             out.write_text(spec_text(found, run.resolve().name), encoding="utf-8")
         click.echo(json.dumps(found.plain()) if as_json else calibration_text(found, str(run)))

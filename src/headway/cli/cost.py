@@ -37,5 +37,5 @@ def command(spec: Path | None, overrides: tuple[str, ...], as_json: bool) -> int
         spec, overrides = None, (str(spec), *overrides)
     found: dict[str, Any] = cost_plain(spec, overrides)
     with until_nobody_reads():
-        click.echo(json.dumps(found, indent=2) if as_json else cost_text(found))
+        click.echo(json.dumps(found, indent=2, allow_nan=False) if as_json else cost_text(found))
     return 0

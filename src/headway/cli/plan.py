@@ -9,13 +9,18 @@ import click
 
 from headway.cli.arguments import overrides_argument
 from headway.cli.output import until_nobody_reads
-from headway.core.errors import UserError
 
 
 @click.command("plan")
 @click.argument("spec", type=click.Path(path_type=Path))
 @overrides_argument
-@click.option("--step", default=0, show_default=True, help="Steps taken before the moment that is planned.")
+@click.option(
+    "--step",
+    type=click.IntRange(0, 1_000_000_000),
+    default=0,
+    show_default=True,
+    help="Steps taken before the moment that is planned.",
+)
 @click.option("--optimise", is_flag=True, help="Search the best split of --gpus accelerators, and settings.")
 @click.option("--gpus", type=click.IntRange(min=2), help="Accelerators to split; by default the SPEC's.")
 @click.option("--bound", type=click.IntRange(min=0), help="Staleness bound of --optimise, in steps.")
@@ -52,12 +57,6 @@ def command(
 
     if not optimise and (gpus is not None or bound is not None):
         raise click.UsageError("--gpus and --bound belong to --optimise.")
-    if spec.is_dir():
-        raise UserError(
-            "must be a SPEC, and is a directory",
-            value=str(spec),
-            remedy=f"For a run: headway calibrate {spec} --out spec.toml; headway plan spec.toml",
-        )
     loaded = load_spec(spec, overrides)
     plan = make_plan(loaded, step=step)
     changes, judge = ([], "") if optimise else sensitivity(loaded, plan)
@@ -68,7 +67,7 @@ def command(
         options = search(loaded, gpus, bound=bound)
     with until_nobody_reads():
         if as_json:
-            click.echo(json.dumps(plan_plain(plan, changes, options, judge), indent=2))
+            click.echo(json.dumps(plan_plain(plan, changes, options, judge), indent=2, allow_nan=False))
         elif options is not None:
             click.echo(options_text(options, gpus or 0, present(loaded)))
         else:

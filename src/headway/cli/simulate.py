@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from headway.cli.arguments import overrides_argument
+from headway.core.errors import UserError
 
 if TYPE_CHECKING:
     from headway.matching.simulate_models import SimSummary
@@ -63,9 +65,17 @@ def command(
     if run is not None and no_run:
         raise click.UsageError("--run and --no-run exclude each other.")
     loaded = load_spec(spec, overrides)
+    planned = steps or loaded.config.stop.steps
+    if planned and warmup >= planned:
+        rule = f"must be below the {planned} steps that are simulated: nothing would be measured"
+        raise UserError(rule, key="--warmup", value=warmup, remedy="Lower it, or raise --steps")
+    if run is not None and run.exists():
+        rule = "exists already: must be a new directory"
+        raise UserError(rule, key="--run", value=str(run), remedy="Give another one, or leave --run out")
     run_dir = None if no_run else simulated_run.new_directory(loaded, run)
     if run_dir is not None and not as_json:
         click.echo(f"run directory: {run_dir}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     summary = simulated_run.simulate_spec(
         loaded, steps=steps or 0, seed=seed, warmup_steps=warmup, run_dir=run_dir
     )

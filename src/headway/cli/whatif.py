@@ -61,5 +61,7 @@ def command(run: Path, overrides: tuple[str, ...], seeds: int, as_json: bool) ->
         progress = say_on_terminal()
         found = whatif(read_journal(run), overrides, seeds, progress)
         progress("\033[K\r")
-        click.echo(json.dumps(whatif_json(found)) if as_json else whatif_text(found, str(run)))
+        click.echo(
+            json.dumps(whatif_json(found), allow_nan=False) if as_json else whatif_text(found, str(run))
+        )
     return 0

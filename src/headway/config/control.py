@@ -76,6 +76,12 @@ class ControlSettings:
 
     def problems(self) -> Iterator[Problem]:
         """Yield rules between these settings that do not hold."""
+        if self.mode == "on" and not self.levers:
+            rule = "must name a lever where mode is on: without one nothing is turned"
+            yield Problem("levers", [], rule, 'Leave it out for the usual ones, or set mode = "off".')
+        if twice := sorted({name for name in self.levers if self.levers.count(name) > 1}):
+            rule = f"names {', '.join(twice)} more than once"
+            yield Problem("levers", list(self.levers), rule, "Name each once.")
         if self.wait_low >= self.wait_high:
             rule = f"wait_low must be below wait_high ({self.wait_high:g})"
             yield Problem("wait_low", self.wait_low, rule, f"Use {self.wait_high / 2:g}.")

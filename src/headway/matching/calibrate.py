@@ -23,6 +23,9 @@ MIN_STEPS = 8  # for a line through the trainer's steps
 LOW_R2 = 0.2  # below which the load explains little of the engine's speed
 
 
+_MOST_FAILURES = 0.99  # what workload.failure_rate takes
+
+
 def calibrate(journal: JournalLike) -> Calibration:
     """Fit a SPEC to a journal, opened or in memory."""
     return calibrate_recording(record(journal))
@@ -96,7 +99,9 @@ def _failures(recording: Recording, found: Found) -> None:
     if not failed:
         return
     source = "attempts that ended as failures of infrastructure or environment"
-    found.add("workload.failure_rate", len(failed) / len(attempts), source, num=len(attempts))
+    found.add(
+        "workload.failure_rate", min(_MOST_FAILURES, len(failed) / len(attempts)), source, num=len(attempts)
+    )
     turns = fmean(len(attempt.turns) for attempt in attempts if attempt.outcome == "ended") or 1.0
     share = fmean(len(attempt.turns) / turns for attempt in failed)
     found.add("workload.failure_after", min(1.0, share), "turns of failed attempts", num=len(failed))

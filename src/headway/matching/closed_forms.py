@@ -41,8 +41,8 @@ def moved_rates(alpha: float, beta: float, shift: float, num: int = 400) -> list
     for index in range(num):
         rate = float(_special.betaincinv(alpha, beta, (index + 0.5) / num))
         rate = min(1.0 - 1e-12, max(1e-12, rate))
-        odds = rate / (1.0 - rate) * math.exp(shift)
-        rates.append(odds / (1.0 + odds))
+        log_odds = min(700.0, max(-700.0, math.log(rate / (1.0 - rate)) + shift))  # where exp ends
+        rates.append(1.0 / (1.0 + math.exp(-log_odds)))
     return rates
 
 

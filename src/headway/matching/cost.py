@@ -20,6 +20,7 @@ import csv
 import functools
 from dataclasses import dataclass
 from importlib import resources
+from math import expm1, log1p
 
 from headway.core.settings import setting
 
@@ -31,18 +32,18 @@ class CostSettings:
     """Section [cost]: what owning one accelerator costs, its part of the server and the network included."""
 
     capital_usd: float = setting(
-        45_125.0, "Price of one accelerator's part of a server, with network and storage.", ge=0.0
+        45_125.0, "Price of one accelerator's part of a server, with network and storage.", ge=0.0, le=1e9
     )
-    years: float = setting(5.0, "In which it is written off.", gt=0.0)
-    capital_rate: float = setting(0.0386, "Cost of capital a year.", ge=0.0)
-    power_kw: float = setting(1.275, "Drawn at full load, its part of the server's.", ge=0.0)
+    years: float = setting(5.0, "In which it is written off.", ge=0.01, le=1000.0)
+    capital_rate: float = setting(0.0386, "Cost of capital a year.", ge=0.0, le=10.0)
+    power_kw: float = setting(1.275, "Drawn at full load, its part of the server's.", ge=0.0, le=1000.0)
     power_load: float = setting(0.8, "Of that, on average.", ge=0.0, le=1.0)
-    pue: float = setting(1.25, "Power of the building for each that the servers take.", ge=1.0)
-    usd_per_kwh: float = setting(0.087, "Price of electricity.", ge=0.0)
-    hosting_usd_per_kw_month: float = setting(130.0, "Price of a place in a data centre.", ge=0.0)
-    upkeep_fraction: float = setting(0.02, "Of the capital a year: staff, spares, software.", ge=0.0)
+    pue: float = setting(1.25, "Power of the building for each that the servers take.", ge=1.0, le=100.0)
+    usd_per_kwh: float = setting(0.087, "Price of electricity.", ge=0.0, le=1000.0)
+    hosting_usd_per_kw_month: float = setting(130.0, "Price of a place in a data centre.", ge=0.0, le=1e6)
+    upkeep_fraction: float = setting(0.02, "Of the capital a year: staff, spares, software.", ge=0.0, le=10.0)
     used_fraction: float = setting(
-        1.0, "Of the hours that somebody uses it; the others are paid by those.", gt=0.0, le=1.0
+        1.0, "Of the hours that somebody uses it; the others are paid by those.", ge=0.001, le=1.0
     )
 
 
@@ -70,7 +71,7 @@ class Ownership:
 def ownership(settings: CostSettings) -> Ownership:
     """Return the cost of an hour of one accelerator."""
     rate = settings.capital_rate
-    annuity = rate / (1.0 - (1.0 + rate) ** -settings.years) if rate else 1.0 / settings.years
+    annuity = rate / -expm1(-settings.years * log1p(rate)) if rate else 1.0 / settings.years
     capital = settings.capital_usd * annuity / HOURS
     power = settings.power_kw * settings.power_load * settings.pue * settings.usd_per_kwh
     hosting = settings.power_kw * settings.hosting_usd_per_kw_month * 12.0 / HOURS

@@ -12,6 +12,7 @@ from headway.matching.plan_text import money
 from headway.matching.spec_load import load_cost, load_spec
 from headway.telemetry.journal import read_journal
 from headway.telemetry.metrics import RunMetrics
+from headway.telemetry.supervised import is_supervised
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,22 +56,26 @@ def cost_plain(spec: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     if plan.cost is None:
         rule = "must have a price, for the accelerators have none in the table"
         remedy = "Set hardware.trainer.usd_per_gpu_hour and hardware.generator.usd_per_gpu_hour"
-        raise UserError(rule, key="hardware.trainer.usd_per_gpu_hour", remedy=remedy)
+        key = "hardware.trainer.usd_per_gpu_hour"
+        raise UserError(rule, key=key, remedy=remedy, where=loaded.source.where(key))
     name = loaded.model.name if loaded.model is not None else ""
     return plain | _of_cost(plan.cost, name, spec.stem)
 
 
 def _of_run(run: Path) -> dict[str, Any]:
+    if is_supervised(run):
+        rule = "must be a run of headway train: this one is a supervised run, of headway sft"
+        raise UserError(rule, value=str(run), remedy="Give a run with a journal, or a SPEC")
     metrics = RunMetrics.of(read_journal(run))
     summary = metrics.summary()
     price, wall_s = metrics.facts.usd_per_hour, summary["wall_s"]
-    if not price or not wall_s or not summary["rl.cost.trained_tokens"]:
-        rule = "must be a run with a price and a step: run.usd_per_hour was not set, or nothing was trained"
-        raise UserError(
-            rule,
-            value=str(run),
-            remedy="Set run.usd_per_hour in the run's config, 12.72 for eight accelerators at $1.59",
-        )
+    if not price:
+        rule = "must be a run with a price: run.usd_per_hour was not set"
+        remedy = "Set run.usd_per_hour in the config of the next run, 12.72 for eight accelerators at $1.59"
+        raise UserError(rule, value=str(run), remedy=remedy)
+    if not wall_s or not summary["rl.cost.trained_tokens"]:
+        rule = "must be a run that has trained something: this one took no step"
+        raise UserError(rule, value=str(run), remedy="Let it take a step, or give a SPEC")
     tokens = sum(record.num_tokens for record in metrics.steps.records)
     cost = RunCost(price, tokens / wall_s, summary["rl.cost.trained_tokens"] / wall_s)
     return _of_cost(cost, "", run.name)

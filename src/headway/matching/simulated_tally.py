@@ -48,7 +48,8 @@ class Tally:
         self.step = 0
         self._depth = QueueDepth()
         self._live, self._starting, self._in_flight, self._parked = Level(), Level(), Level(), Level()
-        self._accepted: set[str] = set()  # groups in the queue
+        self._members: dict[str, set[str]] = {}  # of groups that are not settled: scored rollouts
+        self._accepted: set[str] = set()  # rollouts in the queue
         self._groups: dict[str, tuple[float, float, int]] = {}  # -> max, sum and number of its latencies
         self._zero: dict[str, bool] = {}
         self._granted: dict[str, bool] = {}  # sandboxes -> whether they run
@@ -75,7 +76,7 @@ class Tally:
             commands.Finish: self._finished,
             notes.RolloutSettled: self._settled,
             notes.GroupSettled: self._group_settled,
-            notes.GroupSplit: lambda _, note: self._depth.split(note.group, note.into, note.rollouts),
+            notes.GroupSplit: self._split,
             notes.BatchReleased: self._batch_released,
             notes.Refilled: lambda _, note: self._count("refills"),
             notes.NoSignal: lambda _, note: self._count("empty_batches"),
@@ -108,6 +109,7 @@ class Tally:
         """Count from nothing."""
         self._sketches = {name: Sketch() for name in _SKETCHES}
         self._counts: Counter[str] = Counter()
+        self._accepted.clear()  # whoever was accepted before is not discarded here
         self._warnings: Counter[str] = Counter()
         self._compute_s = self._gathered_s = self._publish_s = self._save_s = 0.0
         self._last_step = 0.0
@@ -160,6 +162,7 @@ class Tally:
         if rollout is None or rollout.purpose != "train" or rollout.scored:
             return
         rollout.scored = True
+        self._members.setdefault(rollout.group, set()).add(event.rollout)
         whole = t - rollout.began_s
         parts = {
             "parked_s": rollout.stood_s,
@@ -201,8 +204,13 @@ class Tally:
         self._fates[fate] += 1
         self._fate_tokens[fate] += num_tokens
         rollout = self._known.get(note.rollout)
-        if note.group in self._accepted and fate not in _NOT_REJECTED and rollout is not None:
-            self._counts["rejected"] += rollout.scored
+        if note.rollout in self._accepted:
+            self._accepted.discard(note.rollout)
+            self._counts["rejected"] += fate not in _NOT_REJECTED
+        elif (members := self._members.get(note.group)) is not None:
+            members.discard(note.rollout)
+            if not members:
+                del self._members[note.group]
         if fate in _NEITHER:
             return
         kind = "kept"
@@ -224,9 +232,10 @@ class Tally:
         zero = self._zero.pop(note.group, None)
         most, total, num = self._groups.pop(note.group, (0.0, 0.0, 0))
         counts = self._counts
+        members = self._members.pop(note.group, set())
         counts["scored"] += note.num_rollouts
         if note.fate == "queued":
-            self._accepted.add(note.group)
+            self._accepted |= members
             counts["accepted"] += note.num_rollouts
             self._depth.advance(t)
             self._depth.queued(note.group)
@@ -240,12 +249,18 @@ class Tally:
         if num > 1 and total > 0.0:
             self._sketches["rl.group.straggler_ratio"].add(most * num / total)
 
+    def _split(self, _: float, note: notes.GroupSplit) -> None:
+        self._depth.split(note.group, note.into, note.rollouts)
+        moved = self._members.get(note.group, set()) & set(note.rollouts)
+        if moved:
+            self._members[note.group] -= moved
+            self._members.setdefault(note.into, set()).update(moved)
+
     def _batch_released(self, t: float, note: notes.BatchReleased) -> None:
         self._released = note.num_rollouts
         self._trajectory.update(note.trajectory_staleness)
         for age, num_tokens in note.token_staleness:
             self._token[age] += num_tokens
-        self._accepted.difference_update(note.groups)
         self._depth.advance(t)
         self._depth.released(note.groups)
 

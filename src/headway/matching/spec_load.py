@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,12 +23,22 @@ from headway.matching.cost import CostSettings
 from headway.matching.engine import num_replicas
 from headway.matching.model_config import find_model
 from headway.matching.model_facts import ModelNumbers
-from headway.matching.spec import FleetSettings, HardwareSettings, TimingSettings, WorkloadSettings
+from headway.matching.spec import (
+    MOST_REPLICAS,
+    FleetSettings,
+    GeneratorPoolSettings,
+    HardwareSettings,
+    TimingSettings,
+    TrainerPoolSettings,
+    WorkloadSettings,
+)
 from headway.queue.settings import SchedulerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+MOST_IN_FLIGHT = 65_536
+"""Rollouts in flight that a prediction takes."""
 STAND_IN = "arithmetic"
 """The environment of a SPEC that names none: no part of a plan depends on it."""
 
@@ -125,13 +137,22 @@ def load_spec(path: Path | None, overrides: Sequence[str] = ()) -> Spec:
         ConfigError: with every problem found, each with key, place, value, rule and remedy.
         UserError: when the file cannot be read or is no TOML, or the model is not known.
     """
+    if path is not None and path.is_dir():
+        rule = "must be a SPEC, a TOML file: this is a directory"
+        remedy = "Give a file"
+        if any(path.glob("journal*")):
+            rule, remedy = f"{rule}, of a run", f"`headway calibrate {path} --out spec.toml` makes one of it"
+        raise UserError(rule, value=str(path), remedy=remedy)
     source = read_source(path, overrides)
     environment = cast("dict[str, Any]", source.values.setdefault("environment", {}))
     if isinstance(environment, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         environment.setdefault("name", STAND_IN)
     source.values.pop("sft", None)
     fix_hooks(source, Path() if path is None else path.parent)
-    rules = (*RULES, something_says_how_fast, a_model_is_named, the_parts_fit_the_count)
+    rules = [*RULES, something_says_how_fast, a_model_is_named, the_parts_fit_the_count]
+    rules += [a_simulation_holds_it, a_prompt_fits_the_memory]
+    if source.is_given("workload.prompt_tokens"):  # the default stands in where nobody knows better
+        rules.append(a_prompt_leaves_room)
     sections = validate(SpecSections, source, examples=EXAMPLES, rules=rules)
     model = None
     if sections.model.path:
@@ -196,14 +217,29 @@ def a_model_is_named(sections: SpecSections) -> Iterator[Clash]:
 
 def the_parts_fit_the_count(sections: SpecSections) -> Iterator[Clash]:
     """Every replica gets whole accelerators, and a trainer's parallel cuts divide its own."""
-    pool, trainer = sections.hardware.generator, sections.hardware.trainer
+    pool = sections.hardware.generator
     if pool.prefill_count >= pool.count:
         rule = f"must be below hardware.generator.count ({pool.count}): some have to decode"
         keys = ("hardware.generator.prefill_count", "hardware.generator.count")
         yield Clash(keys, rule, "Use half of them")
         return
-    size = max(pool.tensor_parallel, pool.expert_parallel) * pool.pipeline_parallel
+    yield from _the_replicas_fit(pool)
+    yield from _the_trainer_fits(sections.hardware.trainer)
+
+
+def _the_replicas_fit(pool: GeneratorPoolSettings) -> Iterator[Clash]:
+    tensor, expert = sorted((pool.tensor_parallel, pool.expert_parallel))
+    if pool.accelerator and expert % tensor:
+        rule = f"must divide or be a multiple of the other kind's ({tensor} and {expert} do not)"
+        keys = ("hardware.generator.tensor_parallel", "hardware.generator.expert_parallel")
+        yield Clash(keys, rule, f"Use {expert} for both")
+        return
+    size = expert * pool.pipeline_parallel
     decode = pool.count - pool.prefill_count
+    if pool.accelerator and not pool.replicas and decode // size > MOST_REPLICAS:
+        rule = f"must make at most {MOST_REPLICAS} replicas (it makes {decode // size})"
+        remedy = f"Use {MOST_REPLICAS * size + pool.prefill_count} or fewer, or larger replicas"
+        yield Clash(("hardware.generator.count", "hardware.generator.tensor_parallel"), rule, remedy)
     if pool.accelerator and not pool.replicas and decode % size:
         rule = f"must be a multiple of the {size} that tensor, expert and pipeline parallelism make a replica"
         remedy = f"Use {max(size, decode - decode % size) + pool.prefill_count}, or set replicas"
@@ -212,8 +248,66 @@ def the_parts_fit_the_count(sections: SpecSections) -> Iterator[Clash]:
         rule = f"must be divided evenly by its {pool.replicas} replicas"
         keys = ("hardware.generator.count", "hardware.generator.replicas")
         yield Clash(keys, rule, f"Use {max(1, decode // pool.replicas) * pool.replicas + pool.prefill_count}")
-    width = trainer.tensor_parallel * trainer.context_parallel * trainer.pipeline_parallel
-    if trainer.accelerator and trainer.count % width:
+
+
+def _the_trainer_fits(pool: TrainerPoolSettings) -> Iterator[Clash]:
+    if not pool.accelerator:
+        return
+    width = pool.tensor_parallel * pool.context_parallel * pool.pipeline_parallel
+    experts = pool.expert_parallel * pool.pipeline_parallel
+    both = math.lcm(width, experts)
+    fits = max(both, pool.count - pool.count % both)
+    if pool.count % width:
         rule = f"must be a multiple of tensor * context * pipeline parallelism ({width})"
-        remedy = f"Use {max(width, trainer.count - trainer.count % width)}"
-        yield Clash(("hardware.trainer.count", "hardware.trainer.tensor_parallel"), rule, remedy)
+        yield Clash(("hardware.trainer.count", "hardware.trainer.tensor_parallel"), rule, f"Use {fits}")
+    elif pool.count % experts:
+        rule = f"must be a multiple of expert * pipeline parallelism ({experts})"
+        yield Clash(("hardware.trainer.count", "hardware.trainer.expert_parallel"), rule, f"Use {fits}")
+
+
+def a_simulation_holds_it(sections: Config) -> Iterator[Clash]:
+    """Rollouts in flight are simulated one by one."""
+    queue, more = sections.queue, sections.oversampling
+    groups = queue.batch_groups * (queue.max_depth + 1)
+    size = queue.group_size + more.rollouts_extra
+    limit = queue.max_running_rollouts or sys.maxsize
+    biggest = {
+        "queue.batch_size": queue.batch_size,
+        "queue.depth": min(limit, groups * size),
+        "oversampling.groups_extra": min(limit, (groups + more.groups_extra) * size),
+    }
+    for key, number in biggest.items():
+        if number > MOST_IN_FLIGHT:
+            rule = f"makes {number} rollouts in flight, and at most {MOST_IN_FLIGHT} can be predicted"
+            keys = ("queue.depth", "queue.bound") if key == "queue.depth" else (key,)
+            yield Clash(keys, rule, "Lower it, or set queue.max_running_rollouts")
+            return
+
+
+def a_prompt_fits_the_memory(sections: SpecSections) -> Iterator[Clash]:
+    """No rollout could begin otherwise."""
+    room, tenants = sections.timings.kv_tokens, sections.hardware.shared_tenants
+    prompt = _longest_prompt(sections)
+    if room and room // tenants <= prompt:
+        rule = f"must be above {prompt * tenants}: keys and values of a prompt of {prompt} tokens have to fit"
+        if tenants > 1:
+            rule += f", for each of {tenants} tenants"
+        remedy = "Raise it; 0 has no end"
+        yield Clash(("timings.kv_tokens", "workload.prompt_tokens"), rule, remedy)
+
+
+def a_prompt_leaves_room(sections: SpecSections) -> Iterator[Clash]:
+    """A rollout is cut at the context."""
+    name = "workload.max_tokens" if sections.workload.max_tokens else "generator.max_context_tokens"
+    context = sections.workload.max_tokens or sections.generator.max_context_tokens
+    prompt = _longest_prompt(sections)
+    if prompt >= context:
+        rule = (
+            f"must be below {name} ({context}), at its longest ({prompt} tokens): no answer would have room"
+        )
+        yield Clash(("workload.prompt_tokens", name), rule, f"Lower it, or raise {name}")
+
+
+def _longest_prompt(sections: SpecSections) -> int:
+    workload = sections.workload
+    return round(workload.prompt_tokens * max(1.0, workload.drift.get("prompt_tokens", 1.0)))

@@ -16,10 +16,13 @@ from headway.core.near import did_you_mean, nearest
 from headway.core.schema import keys_of, sections_of
 from headway.matching.recorded import Scales
 from headway.matching.spec import FleetSettings, TimingSettings, WorkloadSettings
+from headway.matching.spec_load import a_simulation_holds_it
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headway.config.validate import CrossRule
+    from headway.core.settings import Problem
     from headway.matching.calibration import Calibration
 
 PREDICTED = (
@@ -92,7 +95,7 @@ def change(calibration: Calibration, overrides: Sequence[str]) -> Change:
     before = _config(calibration, ())
     after = before
     try:
-        after = _config(calibration, mine)
+        after = _config(calibration, mine, a_simulation_holds_it)
     except ConfigError as error:
         problems += error.problems
     scales, cut = _scales(calibration, measured, before, after)
@@ -106,10 +109,17 @@ def change(calibration: Calibration, overrides: Sequence[str]) -> Change:
             timings = dataclasses.replace(timings, **{name: value})
         else:
             fleet = dataclasses.replace(fleet, **{name: value})
+    if any(key.startswith("timings.") for key in by_name) and (wrong := list(timings.problems())):
+        raise ConfigError([_blamed(problem) for problem in wrong])
     return Change(after, timings, fleet, scales)
 
 
-def _config(calibration: Calibration, overrides: Sequence[str]) -> Config:
+def _blamed(problem: Problem) -> UserError:
+    key = f"timings.{problem.key}"
+    return UserError(problem.rule, value=problem.value, key=key, remedy=problem.remedy, where=COMMAND_LINE)
+
+
+def _config(calibration: Calibration, overrides: Sequence[str], *rules: CrossRule[Config]) -> Config:
     values = {
         name: {key: value for key, value in table.items() if value is not None}  # as TOML, which has no None
         for name, table in calibration.config.items()
@@ -119,8 +129,10 @@ def _config(calibration: Calibration, overrides: Sequence[str]) -> Config:
         section, _, name = key.partition(".")
         if section in sections_of(Config):
             values[section] = {name: example, **values.get(section, {})}
+            if not values[section][name]:  # a simulated run may have no model
+                values[section][name] = example
     source = overridden(values, "the run's config", overrides)
-    return validate(Config, source, examples=EXAMPLES, rules=RULES)
+    return validate(Config, source, examples=EXAMPLES, rules=(*RULES, *rules))
 
 
 def _refusal(key: str, value: object) -> UserError | None:
@@ -131,7 +143,10 @@ def _refusal(key: str, value: object) -> UserError | None:
     known = [f"{section}.{name}" for section, settings in sections for name in keys_of(settings)]
     is_argument = key.startswith(("environment.args", "source."))
     if key not in known and not is_argument:
-        remedy = did_you_mean(nearest(key, known)) or CAN_CHANGE
+        section, _, name = key.partition(".")
+        own = nearest(name, keys_of(dict(sections)[section])) if section in dict(sections) else None
+        guess = nearest(key, known, cutoff=0.85) if own is None else f"{section}.{own}"
+        remedy = did_you_mean(guess) or CAN_CHANGE
         return UserError("is not a setting", value=value, key=key, remedy=remedy, where=COMMAND_LINE)
     rule = f"cannot be predicted: {next((REFUSED[name] for name in names if name in REFUSED), _OTHERS)}"
     return UserError(rule, value=value, key=key, remedy=CAN_CHANGE, where=COMMAND_LINE)

@@ -68,12 +68,11 @@ class DrawnWorkload:
             if limit and context >= limit:  # no room for another answer
                 truncated = True
                 break
-        odds = exp(log_odds + settings.learning * step)
         return RolloutPlan(
             prompt_tokens=prompt,
             turns=tuple(turns),
             truncated=truncated,
-            solved=rng.random() * (1.0 + odds) < odds,
+            solved=rng.random() < _logistic(log_odds + settings.learning * step),
             score_s=_lognormal(rng, settings.score_s * self._drift("score_s", step), settings.score_sigma),
             uses_sandbox=settings.uses_sandbox,
             fails_after=self._fails_after(rng, len(turns)),
@@ -85,7 +84,7 @@ class DrawnWorkload:
 
     def solve_rate(self, task_id: str, step: int) -> float:
         """Return how likely a rollout solves a task after so many steps."""
-        return 1.0 / (1.0 + exp(-self._task(task_id)[1] - self._settings.learning * step))
+        return _logistic(self._task(task_id)[1] + self._settings.learning * step)
 
     def _num_turns(self, rng: random.Random, step: int) -> tuple[int, bool]:
         """Return how many turns a rollout takes, and whether the limit cuts it."""
@@ -120,6 +119,13 @@ class DrawnWorkload:
         if reached is None:
             return 1.0
         return 1.0 + (reached - 1.0) * min(1.0, step / self._settings.drift_steps)
+
+
+def _logistic(log_odds: float) -> float:
+    if log_odds < 0.0:  # so that no exponential overflows
+        odds = exp(log_odds)
+        return odds / (1.0 + odds)
+    return 1.0 / (1.0 + exp(-log_odds))
 
 
 def _shift(sigma: float) -> float:

@@ -9,7 +9,7 @@ from headway.telemetry.tails import Tails, ratio
 
 if TYPE_CHECKING:
     from headway.core.events import GroupSignal
-    from headway.core.notes import GroupSettled, RolloutRevived, RolloutSettled
+    from headway.core.notes import GroupSettled, GroupSplit, RolloutRevived, RolloutSettled
     from headway.telemetry.rollouts import FinishedRollout
 
 _NOT_REJECTED = KEPT | {"stopped", "unused"}  # ends that say nothing against the rollout
@@ -26,8 +26,9 @@ class Groups:
         self._solved_reward = solved_reward
         self._zero: dict[str, bool] = {}  # signalled, not settled
         self._latencies: dict[str, list[float]] = {}
-        self._accepted: set[str] = set()  # groups that entered the queue
-        self._rejected: set[str] = set()  # rollouts of those that were discarded later
+        self._members: dict[str, set[str]] = {}  # of groups that are not settled: scored rollouts
+        self._accepted: set[str] = set()  # rollouts that entered the queue
+        self._rejected: set[str] = set()  # of those: discarded later
         self._straggler = Tails()
         self.num_decided = 0
         self.num_zero = 0
@@ -41,6 +42,7 @@ class Groups:
     def finished(self, rollout: FinishedRollout) -> None:
         """A train rollout was scored."""
         self._latencies.setdefault(rollout.group, []).append(rollout.end_to_end_s)
+        self._members.setdefault(rollout.group, set()).add(rollout.rollout)
 
     def signalled(self, event: GroupSignal) -> None:
         """A group has its advantages."""
@@ -50,9 +52,10 @@ class Groups:
         """All rollouts of a train group are scored or lost."""
         zero = self._zero.pop(note.group, None)
         latencies = self._latencies.pop(note.group, [])
+        members = self._members.pop(note.group, set())
         self._num_scored += note.num_rollouts
         if note.fate == "queued":
-            self._accepted.add(note.group)
+            self._accepted |= members
             self._num_accepted += note.num_rollouts
         if note.fate != "voided":
             self.num_decided += 1
@@ -66,8 +69,17 @@ class Groups:
 
     def rollout_settled(self, note: RolloutSettled) -> None:
         """A rollout that had entered the queue may be discarded after all."""
-        if note.group in self._accepted and note.fate not in _NOT_REJECTED:
-            self._rejected.add(note.rollout)
+        if note.rollout in self._accepted:
+            if note.fate not in _NOT_REJECTED:
+                self._rejected.add(note.rollout)
+        elif note.group in self._members:
+            self._members[note.group].discard(note.rollout)
+
+    def split(self, note: GroupSplit) -> None:
+        """Late members of an oversampled group go on as a group of their own."""
+        moved = self._members.get(note.group, set()) & set(note.rollouts)
+        self._members.setdefault(note.into, set()).update(moved)
+        self._members.get(note.group, set()).difference_update(moved)
 
     def rollout_revived(self, note: RolloutRevived) -> None:
         """A settlement is taken back."""

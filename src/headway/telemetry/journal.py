@@ -45,13 +45,22 @@ class Journal:
         """
         lines = _numbered_lines(self.path)
         next(lines)
+        seq = 0
         for number, line, last in lines:
             raw = parse_line(line, torn_allowed=last)
             if raw is None:
                 if last:
                     return
                 raise damage(self.path, number, "is not a JSON object")
-            yield record_of(self.path, number, raw)
+            record = record_of(self.path, number, raw)
+            if isinstance(record, Entry):
+                if record.seq != seq:
+                    fault = "there twice" if record.seq < seq else "missing"
+                    raise damage(
+                        self.path, number, f"has event {record.seq} after {seq - 1}: lines are {fault}"
+                    )
+                seq += 1
+            yield record
 
     def entries(self) -> Iterator[Entry]:
         """Yield the events with their commands and notes, and no stats."""

@@ -236,6 +236,7 @@ class RunMetrics:
                 self.failed_attempts[note.owner] = self.failed_attempts.get(note.owner, 0) + 1
             case notes.GroupSplit():
                 self.depth.split(note.group, note.into, note.rollouts)
+                self.groups.split(note)
             case notes.TaskRetired():
                 self.tasks.retired(note)
             case notes.TaskReturned():
