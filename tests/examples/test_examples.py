@@ -1,4 +1,4 @@
-"""Every example runs: two steps of each config, and the tour of all commands. `make test-examples`."""
+"""Every example runs: two steps of each config and SPEC, and the tour of commands. `make test-examples`."""
 
 import os
 import shutil
@@ -17,8 +17,9 @@ AFTER_ANOTHER = {"prune.toml"}  # needs what a run of its neighbour leaves
 CONFIGS = sorted(
     path.relative_to(ROOT / "examples")
     for path in (ROOT / "examples").rglob("*.toml")
-    if path.name not in AFTER_ANOTHER
+    if path.name not in AFTER_ANOTHER and path.parent.name != "cases"
 )
+SPECS = sorted((ROOT / "examples" / "cases").glob("*.toml"))
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
@@ -33,6 +34,13 @@ def test_two_steps_of_an_example(config, tmp_path):
     ran("headway", "train", str(ROOT / "examples" / config), "--smoke", f"run.dir={tmp_path}", cwd=ROOT)
     (run,) = tmp_path.iterdir()
     assert verify(run).ok
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.stem)
+def test_two_steps_of_a_spec(spec, tmp_path):
+    assert "samples/s trained" in ran("headway", "plan", str(spec), cwd=tmp_path)
+    ran("headway", "simulate", str(spec), "--steps", "2", "--run", str(tmp_path / "run"), cwd=tmp_path)
+    assert verify(tmp_path / "run").ok
 
 
 def test_a_value_learned_from_one_run_prunes_another(tmp_path):

@@ -60,6 +60,7 @@ def damage(file):
     file.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_without_an_undamaged_checkpoint_every_damage_is_named(run, refused):
     older, newest = checkpoints(run)
     damage(newest / "trainer.pt")

@@ -40,6 +40,7 @@ def test_a_run_that_begins_steps_early_trains_whole_batches_and_replays(bench, n
     assert not (bench.run_dir / "ranks").exists()
 
 
+@pytest.mark.slow
 def test_a_dead_rank_is_a_dead_trainer_that_comes_back_with_all_its_ranks(bench):
     own = bench.environment(rollout=SLOW_ONES)
     command = bench.start(

@@ -9,7 +9,9 @@ from tests.integration.conftest import ROOT
 EXAMPLE = ROOT / "examples" / "tiny.toml"
 
 
-@pytest.mark.parametrize("bound", [0, 2], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "bound", [pytest.param(0, id="sync", marks=pytest.mark.slow), pytest.param(2, id="async")]
+)
 def test_the_tiny_example_learns(bench, bound):
     ended = bench.headway("train", EXAMPLE, f"run.dir={bench.runs}", f"queue.bound={bound}", "stop.wall_s=0")
     assert ended.code == 0, ended.text
