@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import TYPE_CHECKING
 
-from headway.matching.advice.finding import Change, Figure, Finding, at_most
+from headway.matching.advice.finding import Change, Figure, Finding, at_most, factor_without
 from headway.matching.estimators import p_greater
 from headway.telemetry.tails import ratio
 
@@ -100,7 +100,7 @@ def _slow(reading: Reading) -> Iterator[Finding]:
                 f"look at {name}'s machine (clocks, a neighbour, its link); leave it out if it stays slow"
             ),
             gain=at_most(
-                1.0 / (1.0 - part),
+                factor_without(part),
                 reading.starved,
                 "its rollouts as fast as the others', waits for them left out",
             ),

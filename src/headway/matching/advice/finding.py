@@ -125,6 +125,11 @@ class WhatIf(Protocol):
         ...
 
 
+def factor_without(share: float) -> float:
+    """Return 1 / (1 - share), how many times as much is done without what takes this share; at most 100."""
+    return 1.0 / (1.0 - min(share, 0.99))
+
+
 def at_most(factor: float, starved: float, basis: str) -> Gain:
     """Return the gain of rollouts that are made `factor` times as fast.
 

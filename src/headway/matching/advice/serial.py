@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headway.matching.advice.finding import Change, Figure, Finding, Gain
+from headway.matching.advice.finding import Change, Figure, Finding, Gain, factor_without
 from headway.matching.advice.when import when
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def _gain(reading: Reading, starved: float, change: Change) -> Gain:
     depth = int(change.settings.get("queue.depth", change.settings.get("queue.bound", "1")))
     used = reading.slots_used
     if used is None or used * (depth + 1) <= 1.0:
-        most = min((depth + 1) / starved, 1.0 / (1.0 - starved)) - 1.0
+        most = min((depth + 1) / starved, factor_without(starved)) - 1.0
     else:
-        most = min(max(1.0, 1.0 / used) / starved, 1.0 / (1.0 - starved)) - 1.0
+        most = min(max(1.0, 1.0 / used) / starved, factor_without(starved)) - 1.0
     basis = "the longer side instead of both in turn; or as many batches at once as depth and slots allow"
     return Gain(max(longer, most), min(longer, most), "closed form", basis)
 

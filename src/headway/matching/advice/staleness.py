@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headway.matching.advice.finding import Change, Figure, Finding, at_most
+from headway.matching.advice.finding import Change, Figure, Finding, at_most, factor_without
 from headway.matching.advice.stations import PART, ROOM, STARVED
 from headway.matching.advice.when import when
 from headway.telemetry.tails import ratio
@@ -112,7 +112,7 @@ def _discards(reading: Reading) -> Iterator[Finding]:
             "a wider bound at the same depth",
             {"queue.bound": str(bound + 1), "queue.depth": str(reading.depth)},
         ),
-        gain=at_most(1.0 / (1.0 - share), max(reading.starved, 0.0), "their tokens trained"),
+        gain=at_most(factor_without(share), max(reading.starved, 0.0), "their tokens trained"),
         caution=f"Trained tokens are up to {bound + 1} steps old.",
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headway.matching.advice.field import TOOL_CALLS
-from headway.matching.advice.finding import Change, Figure, Finding, Gain, at_most
+from headway.matching.advice.finding import Change, Figure, Finding, Gain, at_most, factor_without
 from headway.matching.advice.when import when
 from headway.queue.settings import verify_places
 from headway.telemetry.metrics import LATENCY_PARTS
@@ -132,7 +132,7 @@ def _tools(reading: Reading, share: float) -> Advice:
         Figure("in tools, p99 of a rollout", tail["p99"], "seconds", "rl.latency.tool_s"),
         *_slots(reading),
     ]
-    change, factor = more_in_flight(reading, 1.0 / (1.0 - share))
+    change, factor = more_in_flight(reading, factor_without(share))
     basis = f"{factor:.2f} times as many rollouts in flight, each as fast (Little's law)"
     return change, at_most(factor, reading.starved, basis), tuple(figures)
 
@@ -169,7 +169,7 @@ def _quota(reading: Reading, share: float) -> Advice:
         change = Change("more starts at once, if the provider bears them", key)
     else:
         change = Change("ask the provider for more: it refuses starts")
-    factor = min(2.0, 1.0 / (1.0 - share))
+    factor = min(2.0, factor_without(share))
     return change, at_most(factor, reading.starved, "twice the places, or nobody in line"), tuple(figures)
 
 
@@ -227,7 +227,7 @@ def _kv(reading: Reading, share: float) -> Advice:
 
 def _full_slots(reading: Reading, share: float) -> Advice:
     slots = int(reading.get("generator.max_running", 1))
-    factor = min(2.0, 1.0 / (1.0 - share))
+    factor = min(2.0, factor_without(share))
     more = max(slots + 1, round(slots * factor))
     change = Change("more requests decoded together", {"generator.max_running": str(more)})
     basis = "so many more decode at once, each as fast; a bigger batch is slower, so less in truth"

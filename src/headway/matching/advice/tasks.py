@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from headway.matching.advice.field import ALL_SOLVED
-from headway.matching.advice.finding import Change, Figure, Finding, Gain, at_most
+from headway.matching.advice.finding import Change, Figure, Finding, Gain, at_most, factor_without
 from headway.matching.advice.when import when
 from headway.telemetry.estimates import wilson
 
@@ -62,7 +62,7 @@ def _finding(reading: Reading, kind: Kind, share: float, even: float, newest: li
     by_step = {step: [group for group in reading.groups if group.step == step] for step in steps}
     bare = reading.starved if reading.get("queue.drop_zero_advantage", True) else 0.0
     gain = at_most(
-        (1.0 - even) / (1.0 - share), bare, "tasks with evenly spread solve rates instead of these"
+        (1.0 - even) * factor_without(share), bare, "tasks with evenly spread solve rates instead of these"
     )
     return Finding(
         code=f"tasks_too_{'easy' if solved else 'hard'}",
