@@ -8,34 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headway.matching.spec import WorkloadSettings
+from headway.matching.engine import MeasuredEngine
+from headway.matching.spec import TimingSettings, WorkloadSettings
 from headway.queue.settings import QueueSettings
 
 STEPS = 100
 
 
-@dataclass(frozen=True)
-class AffineEngine:
-    """A replica whose iteration grows with requests and with what they hold."""
-
-    max_running: int = 256
-    kv_tokens: int = 600_000
-    offload_tokens: int = 0
-    separate_prefill: bool = False
-    prefill_lines: int = 1
-    tokens_per_iteration: float = 1.0
-    base_s: float = 0.015
-    row_s: float = 2e-5
-    token_s: float = 2e-8
-    prefill_token_s: float = 4e-5
-
-    def decode_s(self, num_running: float, resident_tokens: float) -> float:
-        """Return the seconds of one iteration."""
-        return self.base_s + self.row_s * num_running + self.token_s * resident_tokens
-
-    def prefill_s(self, num_tokens: float, context_tokens: float) -> float:
-        """Return the seconds of a prefill."""
-        return 0.004 + self.prefill_token_s * num_tokens
+def engine(kv_tokens: int = 600_000, prefill_token_s: float = 4e-5) -> MeasuredEngine:
+    """Return a replica whose iteration grows with requests and with what they hold."""
+    timings = TimingSettings(
+        decode_base_s=0.015, decode_row_s=2e-5, decode_token_s=2e-8, prefill_base_s=0.004,
+        prefill_token_s=prefill_token_s,
+    )  # fmt: skip
+    return MeasuredEngine(None, timings, max_running=256, kv_tokens=kv_tokens)
 
 
 @dataclass(frozen=True)
@@ -61,7 +47,7 @@ class Scene:
     name: str
     words: str
     workload: WorkloadSettings
-    engine: AffineEngine = field(default_factory=AffineEngine)
+    engine: MeasuredEngine = field(default_factory=engine)
     trainer: AffineTrainer = field(default_factory=AffineTrainer)
     replicas: int = 1
     queue: QueueSettings = field(default_factory=lambda: QueueSettings(group_size=8, batch_size=64, bound=2))
@@ -114,7 +100,7 @@ SCENES = (
             drift={"answer_tokens": 4.0, "observation_tokens": 4.0},
             solve_alpha=2.0, solve_beta=2.0,
         ),
-        engine=AffineEngine(kv_tokens=200_000, prefill_token_s=2e-4),
+        engine=engine(kv_tokens=200_000, prefill_token_s=2e-4),
         trainer=AffineTrainer(base_s=10.0),
     ),
 )  # fmt: skip

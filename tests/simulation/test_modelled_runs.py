@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from headway.core.codec import dumps
+from headway.matching.engine import MeasuredEngine
 from headway.matching.fleet import FleetOf
 from headway.matching.simulate_models import ModelledDriver
-from headway.matching.spec import FleetSettings, WorkloadSettings
+from headway.matching.spec import FleetSettings, TimingSettings, WorkloadSettings
 from headway.matching.workload import DrawnWorkload
 from headway.queue.band import ConcurrencySettings
 from headway.queue.partial import PartialSettings
@@ -27,16 +28,10 @@ from headway.telemetry.metrics import RunMetrics
 from headway.telemetry.records import Entry
 from tests.simulation.ledger import assert_conserved, assert_within_bound
 
-
-class Engine:
-    max_running, kv_tokens, offload_tokens = 24, 40_000, 0
-    separate_prefill, prefill_lines, tokens_per_iteration = False, 1, 1.0
-
-    def decode_s(self, num_running: float, resident_tokens: float) -> float:
-        return 0.01 + 0.0005 * num_running + 1e-7 * resident_tokens
-
-    def prefill_s(self, num_tokens: float, context_tokens: float) -> float:
-        return 0.001 + 2e-5 * num_tokens
+TIMINGS = TimingSettings(
+    decode_base_s=0.01, decode_row_s=0.0005, decode_token_s=1e-7, prefill_base_s=0.001, prefill_token_s=2e-5
+)  # fmt: skip
+ENGINE = MeasuredEngine(None, TIMINGS, max_running=24, kv_tokens=40_000)
 
 
 class Trainer:
@@ -92,7 +87,7 @@ def driver(
     settings: SchedulerSettings, seed: int = 1, journal: Kept | None = None, **changes
 ) -> ModelledDriver:
     models = {
-        "engine": Engine(),
+        "engine": ENGINE,
         "replicas": 2,
         "trainer": Trainer(),
         "workload": DrawnWorkload(WORK),
@@ -198,15 +193,12 @@ def test_memory_does_not_grow_with_the_steps() -> None:
 
 def test_attempts_do_the_same_whatever_the_engine_does() -> None:
     """Each draws from a stream of its own, so settings are compared on the same rollouts."""
-
-    class Slow(Engine):
-        def decode_s(self, num_running: float, resident_tokens: float) -> float:
-            return 0.1
-
+    timings = replace(TIMINGS, decode_base_s=0.1, decode_row_s=0.0, decode_token_s=0.0)
+    slow_engine = MeasuredEngine(None, timings, max_running=24, kv_tokens=40_000)
     fast, slow = Kept(), Kept()
     work = DrawnWorkload(replace(WORK, drift={}, learning=0.0))
     driver(BASE, journal=fast, workload=work).run(2)
-    driver(BASE, journal=slow, workload=work, engine=Slow()).run(2)
+    driver(BASE, journal=slow, workload=work, engine=slow_engine).run(2)
     ended = [
         {
             (entry.event.rollout, entry.event.attempt): (entry.event.num_tokens, entry.event.num_turns)
