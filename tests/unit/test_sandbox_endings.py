@@ -110,6 +110,7 @@ class Machine:
 
     def __init__(self):
         self.there_is, self.log, self.fails, self.slow = False, [], (), None
+        self.go_on = asyncio.Event()  # what the slow call waits for
 
     async def make(self):
         self.there_is = True
@@ -118,7 +119,7 @@ class Machine:
     async def call(self, argv, feed, out, err):
         self._step(argv[-2])
         if self.slow == argv[-2]:
-            await asyncio.sleep(0.05)
+            await self.go_on.wait()
         return 0
 
     async def hold(self, still):
@@ -178,16 +179,19 @@ async def test_a_pause_while_the_machine_is_made_holds_it_and_what_was_asked_run
     machine.slow = "prepare"
     work = asyncio.create_task(sandbox.exec(["true"]))
     await until(lambda: "prepare" in machine.log)
-    await sandbox.pause()
-    for _ in range(5):
+    pausing = asyncio.create_task(sandbox.pause())
+    await asyncio.sleep(0)
+    machine.go_on.set()
+    await pausing
+    await until(lambda: machine.log[-1] == "hold True")
+    for _ in range(20):
         await asyncio.sleep(0)
-    assert (machine.log[-1], "run" in machine.log) == ("hold True", False)
+    assert "run" not in machine.log
     await sandbox.resume()
-    await until(lambda: "run" in machine.log)
-    assert machine.log.index("hold True") < machine.log.index("run")
-    await sandbox.terminate()
     with pytest.raises(SandboxError):  # the machine says nothing of the command's start
         await work
+    assert machine.log.index("hold True") < machine.log.index("run")
+    await sandbox.terminate()
 
 
 async def test_the_end_of_a_sandbox_that_was_paused_while_it_was_made_waits_for_nothing():
@@ -196,7 +200,10 @@ async def test_the_end_of_a_sandbox_that_was_paused_while_it_was_made_waits_for_
     provider.machines["a"].slow = "prepare"
     work = asyncio.create_task(sandbox.exec(["true"]))
     await until(lambda: "prepare" in provider.machines["a"].log)
-    await sandbox.pause()
+    pausing = asyncio.create_task(sandbox.pause())
+    await asyncio.sleep(0)
+    provider.machines["a"].go_on.set()
+    await pausing
     await sandbox.terminate()
     assert (await work).cause == "killed"
 
