@@ -87,11 +87,22 @@ def test_memory_of_the_machine_and_of_a_control_group(tmp_path):
 
 
 def test_the_estimate_is_near_what_the_quickstart_took(checkpoint):
-    """Measured peaks (VmHWM) of its processes on Linux with torch 2.13: 2442 and 3661 MiB."""
+    """Measured peaks (VmHWM) of its processes on Linux with torch 2.13: 2101 and 2770 MiB."""
     config = subject(checkpoint, *CODE, *QUICKSTART).config
-    sizes = estimate_memory(SMOLLM2, config).processes
-    assert sizes["trainer"] / MIB == pytest.approx(2442, rel=0.15)
-    assert sizes["generator0"] / MIB == pytest.approx(3661, rel=0.15)
+    estimate = estimate_memory(SMOLLM2, config, context_tokens=144)  # what `headway check` finds
+    sizes = estimate.likely_processes
+    assert sizes["trainer"] / MIB == pytest.approx(2101, rel=0.15)
+    assert sizes["generator0"] / MIB == pytest.approx(2770, rel=0.15)
+    assert estimate.processes["generator0"] - sizes["generator0"] == 128 * (256 - 144) * 46_080
+
+
+def test_what_is_likely_of_kv_is_never_more_than_its_limit(checkpoint):
+    config = subject(checkpoint, *CODE, *QUICKSTART, "generator.kv_cache_mb=100").config
+    for context_tokens in (0, 8, 256, 1000):
+        estimate = estimate_memory(SMOLLM2, config, context_tokens=context_tokens)
+        (kv,) = (part for part in estimate.parts if part.what == "KV")
+        expected = {0: None, 8: 128 * 8 * 46_080}.get(context_tokens, 100 * MIB)
+        assert (kv.num_bytes, kv.likely_bytes) == (100 * MIB, expected)
 
 
 @pytest.mark.parametrize(

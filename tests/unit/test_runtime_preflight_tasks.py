@@ -1,13 +1,18 @@
 """Checks of the settings, the environment and its tasks; the command; what train runs by itself."""
 
 import json
+from array import array
 
 import pytest
 
 from headway.cli.main import main
 from headway.config.load import load_config
 from headway.core.errors import ConfigError
+from headway.core.protocols import GenerateRequest, Sampling
+from headway.core.records import TOKENS
+from headway.renderers.chat import Renderer
 from headway.runtime.preflight.checks import CHECKS, fast_part
+from headway.runtime.preflight.stand_in import StandInEngine
 from headway.runtime.preflight.subject import Subject
 from tests.unit.preflight_parts import found, only, subject
 
@@ -199,6 +204,26 @@ def test_a_rollout_with_a_real_sandbox(checkpoint, tmp_path):
     assert told.startswith("python-code, train task 0: scored ")
     assert "printed '4'" in told
     assert "No model was loaded" in told
+
+
+async def test_the_longest_context_of_a_tried_rollout_has_every_answer_as_long_as_was_allowed(checkpoint):
+    renderer = Renderer(checkpoint)
+    engine = StandInEngine(renderer, 100)
+
+    async def ask(session, num_prompt, max_tokens):
+        prompt = array(TOKENS, range(num_prompt))
+        request = GenerateRequest("r", session, "", "main", prompt, Sampling(max_tokens=max_tokens))
+        (chunk,) = [chunk async for chunk in engine.generate(request)]
+        return len(chunk.token_ids)
+
+    said = await ask("a", 20, 30)
+    assert engine.longest == 50
+    await ask("a", 20 + said + 5, 10)  # five tokens of the environment
+    assert engine.longest == 65
+    await ask("b", 60, 3)
+    assert engine.longest == 65
+    await ask("b", 90, 30)
+    assert engine.longest == 100
 
 
 # --- the command

@@ -31,7 +31,8 @@ Generator, each replica
     LoRA factors, an update of 4 T, a chunk of the output layer and 4 * max_running * V of what is drawn from.
     KV            slots * max_context_tokens * kv_bytes_per_token; slots are as many as rollouts are in
                   flight, at most 2 * max_running. The memory is taken as it is needed, at most
-                  generator.kv_cache_mb where that is set.
+                  generator.kv_cache_mb where that is set: what is likely is the same with the longest
+                  context of the tried rollouts in place of max_context_tokens, where some were tried.
 Others
     driver and environment workers: measured; what an environment's own data take is not known
     handed over   5 versions of 4 T in /dev/shm
@@ -47,6 +48,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headway.config.compose import Config
     from headway.core.facts import ModelFacts
     from headway.trainer.settings import TrainerSettings
@@ -73,6 +76,7 @@ class Part:
     what: str
     num_bytes: int
     is_limit: bool = False  # taken as the run goes, up to this
+    likely_bytes: int | None = None  # what of a limit is likely to be taken, where something tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +98,33 @@ class MemoryEstimate:
     @property
     def processes(self) -> dict[str, int]:
         """Bytes of each process, limits included."""
+        return self._by_process(lambda part: part.num_bytes)
+
+    @property
+    def likely_processes(self) -> dict[str, int]:
+        """Bytes of each process, limits as far as they are likely to be taken."""
+        return self._by_process(
+            lambda part: part.num_bytes if part.likely_bytes is None else part.likely_bytes
+        )
+
+    def _by_process(self, size: Callable[[Part], int]) -> dict[str, int]:
         found: dict[str, int] = {}
         for part in self.parts:
-            found[part.process] = found.get(part.process, 0) + part.num_bytes
+            found[part.process] = found.get(part.process, 0) + size(part)
         return found
 
 
-def estimate_memory(facts: ModelFacts, config: Config, *, needs_sandbox: bool = True) -> MemoryEstimate:
-    """Return what a run of this model under these settings takes."""
+def estimate_memory(
+    facts: ModelFacts, config: Config, *, needs_sandbox: bool = True, context_tokens: int = 0
+) -> MemoryEstimate:
+    """Return what a run of this model under these settings takes.
+
+    Args:
+        facts: the model's shape.
+        config: the run's.
+        needs_sandbox: whether the environment uses any.
+        context_tokens: the longest context of tried rollouts, 0 where none was tried.
+    """
     parts = [
         *_trainer(facts, config, "trainer"),
         Part("trainer", "checkpoint", checkpoint_bytes(facts, config)),
@@ -109,7 +132,7 @@ def estimate_memory(facts: ModelFacts, config: Config, *, needs_sandbox: bool = 
     for rank in range(1, config.trainer.ranks):
         parts += _trainer(facts, config, f"trainer rank {rank}")
     for index in range(config.generator.replicas):
-        parts += _generator(facts, config, f"generator{index}")
+        parts += _generator(facts, config, f"generator{index}", context_tokens)
     in_flight = rollouts_in_flight(config)
     parts += [
         Part("driver", "program", _DRIVER_PROGRAM),
@@ -190,7 +213,7 @@ def _activation_bytes(facts: ModelFacts, settings: TrainerSettings, num_tokens: 
     return F32 * num_tokens * (values + facts.hidden)
 
 
-def _generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
+def _generator(facts: ModelFacts, config: Config, name: str, context_tokens: int) -> list[Part]:
     settings = config.generator
     if settings.numerics == "exact":
         return _exact_generator(facts, config, name)
@@ -202,15 +225,17 @@ def _generator(facts: ModelFacts, config: Config, name: str) -> list[Part]:
     if not config.trainer.full:
         changed = attention if facts.num_expert_layers else facts.matrix_params - embedding
     slots = min(2 * settings.max_running, -(-rollouts_in_flight(config) // settings.replicas))
-    kv = slots * settings.max_context_tokens * facts.kv_bytes_per_token(F32)
+    column = slots * facts.kv_bytes_per_token(F32)
+    kv = settings.max_context_tokens * column
     if settings.kv_cache_mb:
         kv = min(kv, settings.kv_cache_mb * MIB)
+    likely = min(kv, context_tokens * column) if context_tokens else None
     return [
         Part(name, "program", _GENERATOR_PROGRAM),
         Part(name, "weights", F32 * (facts.num_params + packed)),
         Part(name, "update", F32 * changed),
         Part(name, "decoding", 4 * F32 * settings.max_running * facts.vocab),
-        Part(name, "KV", kv, is_limit=True),
+        Part(name, "KV", kv, is_limit=True, likely_bytes=likely),
     ]
 
 

@@ -47,7 +47,12 @@ def _cores(number: int) -> str:
 
 def estimate_for(subject: Subject) -> MemoryEstimate:
     """Return what the run would take."""
-    return estimate_memory(subject.facts, subject.config, needs_sandbox=uses_sandbox(subject.config))
+    return estimate_memory(
+        subject.facts,
+        subject.config,
+        needs_sandbox=uses_sandbox(subject.config),
+        context_tokens=subject.context_tokens,
+    )
 
 
 def uses_sandbox(config: Config) -> bool:

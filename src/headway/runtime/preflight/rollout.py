@@ -54,9 +54,10 @@ def _cases(subject: Subject) -> Iterator[tuple[str, Environment]]:
 
 async def _try(subject: Subject, environment: Environment, split: str) -> Trial:
     config, settings, label = subject.config, host_settings(subject.config), own_label("try")
-    return await try_once(
+    engine = StandInEngine(subject.renderer, config.generator.max_context_tokens)
+    trial = await try_once(
         environment,
-        StandInEngine(subject.renderer, config.generator.max_context_tokens),
+        engine,
         subject.renderer,
         make_pool(config.sandbox, label),
         generation_limits(config),
@@ -66,6 +67,8 @@ async def _try(subject: Subject, environment: Environment, split: str) -> Trial:
         run_id=label,
         timeout_s=config.environment.rollout_timeout_s + settings.score_timeout_s + settings.cancel_grace_s,
     )
+    subject.context_tokens = max(subject.context_tokens, engine.longest)
+    return trial
 
 
 def _failed(environment: Environment, split: str, trial: Trial) -> EnvironmentSetupError:

@@ -64,19 +64,19 @@ def line(name: str, finding: Finding, width: int | None, *, colour: bool) -> str
 
 def memory_table(estimate: MemoryEstimate) -> list[str]:
     """Return the estimate, a line a part; `up to` marks what is taken as the run goes."""
-    rows = [
-        (part.process, part.what, "up to" if part.is_limit else "", part.num_bytes) for part in estimate.parts
-    ]
-    rows += [("", f"all of {name}", "", num_bytes) for name, num_bytes in estimate.processes.items()]
-    rows.append(("", "everything", "", estimate.num_bytes))
+    rows: list[tuple[str, str, str, int, int]] = []
+    for part in estimate.parts:
+        likely = part.num_bytes if part.likely_bytes is None else part.likely_bytes
+        rows.append((part.process, part.what, "up to" if part.is_limit else "", part.num_bytes, likely))
+    likely = estimate.likely_processes
+    rows += [("", f"all of {name}", "", size, likely[name]) for name, size in estimate.processes.items()]
+    rows.append(("", "everything", "", estimate.num_bytes, sum(likely.values())))
     first, second = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
-    return [
-        "Memory, estimated:",
-        *(
-            f"  {process:<{first}}  {what:<{second}}  {mark:>5} {num_bytes / _MIB:>9,.0f} MiB"
-            for process, what, mark, num_bytes in rows
-        ),
-    ]
+    lines = ["Memory, estimated:"]
+    for process, what, mark, size, less in rows:
+        text = f"  {process:<{first}}  {what:<{second}}  {mark:>5} {size / _MIB:>9,.0f} MiB"
+        lines.append(text if less == size else f"{text}, likely {less / _MIB:,.0f} MiB")
+    return lines
 
 
 def to_plain(found: list[Looked], tally: Tally, estimate: MemoryEstimate | None) -> dict[str, Any]:
@@ -91,6 +91,7 @@ def to_plain(found: list[Looked], tally: Tally, estimate: MemoryEstimate | None)
     if estimate is not None:
         plain["memory"] = [
             {"process": part.process, "what": part.what, "bytes": part.num_bytes, "is_limit": part.is_limit}
+            | ({} if part.likely_bytes is None else {"likely_bytes": part.likely_bytes})
             for part in estimate.parts
         ]
     return plain

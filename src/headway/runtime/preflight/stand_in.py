@@ -18,11 +18,18 @@ _LOGPROB = -1.0
 
 
 class StandInEngine:
-    """Says `ANSWER`, as many tokens of it as a request allows, and then the token that ends an answer."""
+    """Says `ANSWER`, as many tokens of it as a request allows, and then the token that ends an answer.
+
+    Attributes:
+        longest: tokens of the longest context that a rollout would have had if every answer of it had been as
+            long as its request allowed.
+    """
 
     def __init__(self, renderer: Renderer, max_context_tokens: int) -> None:
         self._renderer = renderer
         self._context = max_context_tokens
+        self._unsaid: dict[str, int] = {}  # by session: tokens that its answers might have had besides
+        self.longest = 0
 
     def capabilities(self) -> EngineCapabilities:
         """Return what the embedded engine would say."""
@@ -38,6 +45,9 @@ class StandInEngine:
             return
         whole = self._renderer.encode(ANSWER) + array(TOKENS, self._renderer.stop_ids[:1])
         ids, finish = self._cut(whole[:room], request.sampling.stop_strings)
+        before = self._unsaid.get(request.session, 0)
+        self.longest = max(self.longest, min(self._context, len(request.prompt_ids) + before + room))
+        self._unsaid[request.session] = before + room - len(ids)
         yield Chunk(
             ids,
             array(FLOATS, [_LOGPROB] * len(ids)),

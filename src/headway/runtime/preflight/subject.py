@@ -33,6 +33,7 @@ class Subject:
         self.path = path
         self.overrides = tuple(overrides)
         self.model_dir = Path()  # set by the check of the model's files
+        self.context_tokens = 0  # the longest that tried rollouts allow; set by the check of rollouts
 
     @cached_property
     def source(self) -> Source:
