@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from headway.core.records import FinishReason, Message, Reward, Stream, Task, VersionSpan
+from headway.core.records import FinishReason, Message, Reward, Stream, Task, ToolSpec, VersionSpan
 
 if TYPE_CHECKING:
     from headway.core.commands import Row
@@ -403,16 +403,29 @@ class Reply:
     finish: FinishReason
     num_tokens: int
     num_room_tokens: int  # left in the context
+    message: Message  # the same, its reasoning and its calls of tools taken apart
+    malformed: str = ""  # why what looks like a call of a tool is none; "" when nothing does
 
 
 class Chat(Protocol):
     """A conversation with the policy. It never shows weight updates, pauses or resumes."""
 
-    async def say(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
+    async def say(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        tools: Sequence[ToolSpec] = (),
+    ) -> Reply:
         """Append messages and let the policy answer.
 
-        `max_tokens` caps the answer below the configured limit. Raises EnvironmentFault when the
-        messages do not fit the context, EngineError when the engine lost the request.
+        Args:
+            messages: new ones only.
+            max_tokens: caps the answer below the configured limit.
+            tools: what the policy may call; the first say tells it, and later ones repeat it.
+
+        Raises EnvironmentFault when the messages do not fit the context, or the tools differ from those of
+        the first say; EngineError when the engine lost the request.
         """
         ...
 

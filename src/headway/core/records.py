@@ -89,11 +89,33 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as the policy is told of it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]  # JSON schema of an object: its arguments
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that an answer asks for."""
+
+    id: str  # unique within its conversation
+    name: str
+    arguments: str  # a JSON object, as text
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One chat message."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+    reasoning: str = ""  # of an assistant's message: what it thought before its content
+    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant's message
+    tool_call_id: str = ""  # of a tool's message: the call that it answers
+    name: str = ""  # of a tool's message: the tool
 
 
 @dataclass(frozen=True, slots=True)

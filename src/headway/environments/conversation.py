@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from headway.core.errors import EngineError, EnvironmentFault
 from headway.core.events import Event, RolloutParked, RolloutResumed, TurnEnded
 from headway.core.protocols import Engine, Reply
-from headway.core.records import FinishReason, Message, Turn, merge_spans
+from headway.core.records import FinishReason, Message, ToolSpec, Turn, merge_spans
 from headway.environments.answer import Answer
 from headway.environments.generation import Generation, GenerationLimits, ParkedBy
 from headway.environments.partial import Partial
@@ -52,6 +52,7 @@ class Conversation:
         self._watch = watch
         self._emit = emit
         self._messages: list[Message] = []
+        self._tools: tuple[ToolSpec, ...] = ()
         self._system = [] if system_prompt is None else [Message("system", system_prompt)]
         self._busy = False  # somebody waits for an answer
         self._num_cut_tokens = 0  # of an answer that did not come to its end
@@ -75,7 +76,13 @@ class Conversation:
 
     # --- what the environment calls
 
-    async def say(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> Reply:
+    async def say(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        tools: Sequence[ToolSpec] = (),
+    ) -> Reply:
         """Append messages and let the policy answer; see `Chat`."""
         if self._closed:
             raise EnvironmentFault("a rollout that has ended cannot speak")
@@ -83,6 +90,10 @@ class Conversation:
             raise EnvironmentFault("a conversation takes one say at a time")
         if not messages or any(message.role == "assistant" for message in messages):
             raise EnvironmentFault("say takes at least one message, and none of the assistant's")
+        if not self._messages:
+            self._tools = tuple(tools)
+        elif tuple(tools) != self._tools:
+            raise EnvironmentFault("each say of a rollout names the tools that its first one named")
         if not self._messages and messages[0].role != "system":
             messages = [*self._system, *messages]
         self._busy = True
@@ -213,9 +224,10 @@ class Conversation:
             return carried
         parent = self.num_turns - 1
         if parent < 0:
-            prompt = self._renderer.first_prompt(messages)
+            prompt = self._renderer.first_prompt(messages, self._tools)
         else:
-            prompt = self._renderer.extension(self._messages, self.recorder.turns[parent].token_ids, messages)
+            answered = self.recorder.turns[parent].token_ids
+            prompt = self._renderer.extension(self._messages, answered, messages, self._tools)
         num_context = self._num_context_tokens + len(prompt)
         room = self._limits.max_context_tokens - num_context
         if room < 1:
@@ -257,9 +269,8 @@ class Conversation:
         num_tokens = len(turn.token_ids)
         self.recorder.note(answer, finish=turn.finish, num_tokens=num_tokens)
         self.truncated |= turn.finish == "length"
-        return Reply(
-            text, turn.finish, num_tokens, self._limits.max_context_tokens - self._num_context_tokens
-        )
+        num_room_tokens = self._limits.max_context_tokens - self._num_context_tokens
+        return Reply(text, turn.finish, num_tokens, num_room_tokens, answer)
 
     @property
     def _num_context_tokens(self) -> int:

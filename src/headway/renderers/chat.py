@@ -18,7 +18,7 @@ from typing import Any, cast
 from tokenizers import Tokenizer
 
 from headway.core.errors import ModelError
-from headway.core.records import TOKENS, Message
+from headway.core.records import TOKENS, Message, ToolSpec
 from headway.renderers.template import ChatTemplate, find_template
 
 _SENTINEL = "\u2060HEADWAY-ANSWER\u2060"
@@ -63,15 +63,16 @@ class Renderer:
         """Return a conversation as the template writes it; for checks, never to be trained on."""
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
-    def first_prompt(self, messages: Sequence[Message]) -> array[int]:
+    def first_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> array[int]:
         """Return the ids that come before the first answer, [p]."""
-        return self.encode(self._template.render(messages, add_generation_prompt=True))
+        return self.encode(self._template.render(messages, add_generation_prompt=True, tools=tools))
 
     def extension(
         self,
         conversation: Sequence[Message],
         answer_ids: array[int],
         new_messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
     ) -> array[int]:
         """Return the ids between the last answer's sampled ids and the next answer, [p].
 
@@ -80,7 +81,7 @@ class Renderer:
         limit), the extension starts with it.
         """
         before = [*conversation[:-1], Message("assistant", _SENTINEL)]
-        ids = self.encode(self._tail([*before, *new_messages], add_generation_prompt=True))
+        ids = self.encode(self._tail([*before, *new_messages], add_generation_prompt=True, tools=tools))
         if ids and answer_ids and ids[0] == answer_ids[-1] and ids[0] in self._stop_ids:
             del ids[0]
         return ids
@@ -115,8 +116,10 @@ class Renderer:
         """Return the ids of a text as it is, without special tokens around it."""
         return array(TOKENS, self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _tail(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
+    def _tail(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[ToolSpec] = ()
+    ) -> str:
+        text = self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         head, found, tail = text.rpartition(_SENTINEL)
         if not found or _SENTINEL in head:
             raise ModelError(

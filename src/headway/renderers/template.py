@@ -24,7 +24,7 @@ from headway.core.errors import ModelError
 if TYPE_CHECKING:
     from jinja2.parser import Parser
 
-    from headway.core.records import Message
+    from headway.core.records import Message, ToolSpec
 
 
 class _Generation(Extension):
@@ -70,17 +70,18 @@ class ChatTemplate:
                 remedy="Mend it in the model's directory, or fetch the model again",
             ) from error
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        """Return the text of a conversation.
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[ToolSpec] = ()
+    ) -> str:
+        """Return the text of a conversation, of tools that the policy may call too.
 
         Raises ModelError when the template refuses the messages.
         """
-        plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return self._template.render(
-                messages=plain,
+                messages=[_plain(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=[_function(tool) for tool in tools] or None,
                 documents=None,
                 **self._special_tokens,
             )
@@ -90,6 +91,32 @@ class ChatTemplate:
                 f"the chat template of {self._where} refuses a conversation of roles {roles}: {error}",
                 remedy="Use the roles that it knows in the environment's messages, or mend the template",
             ) from error
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """Return a message as templates know it: the names of the OpenAI API, arguments as an object."""
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        plain["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.name:
+        plain["name"] = message.name
+    return plain
+
+
+def _function(tool: ToolSpec) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
 
 
 def find_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:
