@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from headway.core.records import FinishReason, Message, Reward, Stream, Task, ToolSpec, VersionSpan
 
 if TYPE_CHECKING:
+    from asyncio import StreamReader, StreamWriter
+
     from headway.core.commands import Row
 
 # --- engine ---------------------------------------------------------------------------------------
@@ -481,7 +482,7 @@ class Completions(Protocol):
         ...
 
 
-Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Connected = Callable[["StreamReader", "StreamWriter"], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
