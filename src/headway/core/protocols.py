@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -13,6 +12,7 @@ from headway.core.records import FinishReason, Message, Reward, Stream, Task, To
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
+    from contextlib import AbstractAsyncContextManager
 
     from headway.core.commands import Row
 
@@ -502,7 +502,7 @@ class EndpointServer(Protocol):
         """Serve a rollout from now on; `name` is for people."""
         ...
 
-    async def close(self, endpoint: Endpoint, why: str) -> None:
+    async def close_session(self, endpoint: Endpoint, why: str) -> None:
         """Serve it no longer: what is asked of it, now or later, is answered by an error that says why."""
         ...
 

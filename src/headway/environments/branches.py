@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headway.core.records import Message, ToolSpec
+
 if TYPE_CHECKING:
     from array import array
 
-    from headway.core.records import Message, ToolCall, ToolSpec, Turn
+    from headway.core.records import ToolCall, Turn
 
 
 @dataclass(slots=True)

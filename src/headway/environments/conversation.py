@@ -12,7 +12,6 @@ ends (record.py). Histories are not recorded, so an environment that takes them 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -21,14 +20,16 @@ from headway.core.errors import EnvironmentFault
 from headway.core.events import Event, RolloutParked, RolloutResumed
 from headway.core.protocols import Completion, Endpoint, EndpointServer, Engine, Reply
 from headway.core.records import Message, ToolSpec, Turn, merge_spans
-from headway.environments.answer import Answer
 from headway.environments.generation import Generation, GenerationLimits
 from headway.environments.partial import Partial
 from headway.environments.record import Record, ReplayDivergedError, Said
 from headway.environments.turns import Turns
 
 if TYPE_CHECKING:
+    from array import array
+
     from headway.core.commands import StartRollout
+    from headway.environments.answer import Answer
     from headway.environments.watch import Watch
     from headway.renderers.chat import Renderer
     from headway.renderers.recorder import TurnRecorder
@@ -129,9 +130,7 @@ class Conversation:
         history, given = self._begun(messages), tuple(tools)
         parent, covered = self.turns.branches.find(history, given)
         new = history[covered:]
-        answer = self.turns.begin(
-            new, max_tokens, self.turns.prompt(parent, new, given), parent, tuple(stop)
-        )
+        answer = self.turns.begin(new, max_tokens, self.turns.prompt(parent, new, given), parent, tuple(stop))
         turn = await self._completed(answer)
         message = self._message(turn, stop)
         index = self.turns.record(turn, new, message, given)
@@ -165,7 +164,7 @@ class Conversation:
             yield served
             why = "its rollout has ended"
         finally:
-            await self._server.close(served, why)
+            await self._server.close_session(served, why)
 
     @property
     def answering_s(self) -> float:

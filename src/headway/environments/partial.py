@@ -77,7 +77,9 @@ def read_partial(directory: Path, reference: str) -> Partial:
     if plain.get("partial") != _FORMAT:
         raise PayloadError("a rollout can only go on from a parked one's payload", value=reference)
     samples = list(payload.samples)
-    unfinished = None if plain["unfinished"] is None else _answer(samples.pop(), plain["unfinished"], len(samples) - 1)
+    unfinished = (
+        None if plain["unfinished"] is None else _answer(samples.pop(), plain["unfinished"], len(samples) - 1)
+    )
     turns = [
         _turn(index - 1, sample, finish)
         for index, (sample, finish) in enumerate(zip(samples, plain["finish"], strict=True))

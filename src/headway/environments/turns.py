@@ -6,7 +6,6 @@ while the rollout is parked (generation.py); cancelling it aborts its request, a
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,8 @@ from headway.environments.branches import Branches
 from headway.renderers.recorder import TurnRecorder
 
 if TYPE_CHECKING:
+    from array import array
+
     from headway.core.commands import StartRollout
     from headway.environments.generation import Generation, GenerationLimits
     from headway.environments.watch import Watch
