@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from headway.core.records import FinishReason, Message, Reward, Stream, Task, ToolSpec, VersionSpan
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
+    from collections.abc import Awaitable
     from contextlib import AbstractAsyncContextManager
 
     from headway.core.commands import Row
@@ -224,6 +225,9 @@ class ExecLimits:
     output_bytes: int = 65536
 
 
+ConnectionHandler: TypeAlias = "Callable[[StreamReader, StreamWriter], Awaitable[None]]"
+
+
 class Sandbox(Protocol):
     """One contained machine. It is created lazily, at the first exec or file call."""
 
@@ -276,6 +280,27 @@ class Sandbox(Protocol):
 
     async def kill(self, name: str) -> None:
         """End a long-lived process and what it started; idempotent. `poll` still tells its last output."""
+        ...
+
+    def serve(
+        self, port: int, handler: ConnectionHandler, *, max_connections: int = 64
+    ) -> AbstractAsyncContextManager[int]:
+        """Let programs in the sandbox connect to 127.0.0.1 at a port; `handler` serves each connection here.
+
+        It lasts for the length of an `async with` block, whose value is the port. Programs that begin in the
+        block reach it, and no one else does: no other sandbox, no other program of the host. Each connection
+        is closed when its handler returns. Handlers that run at the block's end, or when the sandbox ends,
+        are cancelled.
+
+        Args:
+            port: from 1024 on, or 0 for one that is free.
+            handler: a coroutine function. A ConnectionError or IncompleteReadError that it raises is the
+                client's doing; another exception breaks its connection off, and is raised at the block's end.
+            max_connections: served at once; further ones wait in line.
+
+        Raises SandboxError when nothing can listen there. It cannot be repeated from a record, so an
+        environment that uses it declares `restart`.
+        """
         ...
 
     async def pause(self) -> None:
@@ -482,9 +507,6 @@ class Completions(Protocol):
         ...
 
 
-Connected = Callable[["StreamReader", "StreamWriter"], Awaitable[None]]
-
-
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where a program reaches one rollout, and nothing else."""
@@ -492,7 +514,9 @@ class Endpoint:
     base_url: str  # for OPENAI_BASE_URL
     key: str  # for OPENAI_API_KEY: a secret of this rollout
     port: int  # of the loopback interface; 0 where it listens at a path
-    handler: Connected  # serves a connection that somebody else accepted; it returns when that is over
+    handler: (
+        ConnectionHandler  # serves a connection that somebody else accepted; it returns when that is over
+    )
 
 
 class EndpointServer(Protocol):

@@ -1,7 +1,7 @@
 """HTTP/1.1 on one connection: requests in, responses out. h11 knows the protocol, this moves the bytes.
 
-Consumes what the client sends. Waits for a request, for its body, and in `gone` for the client's leaving while
-somebody else works on the answer; the end of the connection unblocks each.
+Consumes what the client sends. Waits for a request, for its body, and in `gone` for the client's leaving
+while somebody else works on the answer; the end of the connection unblocks each.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import json
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from headway.core.records import TOKENS, Message, ToolCall, ToolSpec
 from headway.gateway.faults import ApiError, invalid
@@ -16,10 +16,27 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_ROLES |= {"tool": "tool", "function": "tool"}
+_ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
 _NO_CHOICE = (None, "auto", "none", {"type": "auto"})
 _PLAIN = (None, {"type": "text"})
+_SETTINGS = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+]
 _SETTINGS = ["temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"]
 _OF_THE_RUN: dict[str, Callable[[Any], bool]] = {name: lambda value: value is not None for name in _SETTINGS}
 _OF_THE_RUN["tool_choice"] = lambda value: value not in _NO_CHOICE
@@ -60,10 +77,8 @@ def asked(body: Json, settings: GatewaySettings) -> Asked:
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise invalid("max_tokens", f"must be a whole number of at least 1, not {limit!r}")
     stop = body.get("stop")
-    stops: Any = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or not all(
-        isinstance(each, str) and each for each in cast("list[Any]", stops)
-    ):
+    stops: list[Any] = _list("stop", [stop] if isinstance(stop, str) else stop)
+    if not all(isinstance(each, str) and each for each in stops):
         raise invalid("stop", "must be a text or a list of texts, none empty")
     options = body.get("stream_options")
     with_usage = isinstance(options, dict) and bool(cast("Json", options).get("include_usage"))
@@ -98,20 +113,17 @@ def messages(body: Json) -> list[Message]:
 
     Raises ApiError naming the first one that is not understood.
     """
-    raw = body.get("messages")
-    if not isinstance(raw, list) or not raw:
-        raise invalid("messages", "must be a list with at least one message")
-    return [_message(f"messages[{at}]", item) for at, item in enumerate(cast("list[Any]", raw))]
+    raw = _list("messages", body.get("messages"))
+    if not raw:
+        raise invalid("messages", "must have at least one message")
+    return [_message(f"messages[{at}]", item) for at, item in enumerate(raw)]
 
 
 def tools(body: Json) -> tuple[ToolSpec, ...]:
     """Return the tools that the policy may call."""
-    raw = body.get("tools")
-    if not raw or body.get("tool_choice") == "none":
+    if body.get("tool_choice") == "none":
         return ()
-    if not isinstance(raw, list):
-        raise invalid("tools", "must be a list")
-    return tuple(_tool(f"tools[{at}]", item) for at, item in enumerate(cast("list[Any]", raw)))
+    return tuple(_tool(f"tools[{at}]", item) for at, item in enumerate(_list("tools", body.get("tools"))))
 
 
 def ids(where: str, raw: Any) -> array[int]:
@@ -129,18 +141,16 @@ def _message(where: str, raw: Any) -> Message:
         raise invalid(f"{where}.role", f"must be one of {', '.join(_ROLES)}, not {item.get('role')!r}")
     content = _content(where, item.get("content"))
     reasoning = item.get("reasoning_content") or item.get("reasoning") or ""
-    calls = item.get("tool_calls") or []
-    if role != "assistant":
-        answers, name = item.get("tool_call_id") or "", item.get("name") or ""
-        return Message(
-            cast("Any", role), content, tool_call_id=str(answers), name=str(name) if role == "tool" else ""
-        )
-    if not isinstance(calls, list):
-        raise invalid(f"{where}.tool_calls", "must be a list")
-    found = tuple(
-        _call(f"{where}.tool_calls[{at}]", call) for at, call in enumerate(cast("list[Any]", calls))
-    )
-    return Message("assistant", content, reasoning=str(reasoning), tool_calls=found)
+    if role == "assistant":
+        where = f"{where}.tool_calls"
+        calls = [
+            _call(f"{where}[{at}]", call) for at, call in enumerate(_list(where, item.get("tool_calls")))
+        ]
+        return Message("assistant", content, reasoning=str(reasoning), tool_calls=tuple(calls))
+    if role == "tool":
+        answers, name = str(item.get("tool_call_id") or ""), str(item.get("name") or "")
+        return Message("tool", content, tool_call_id=answers, name=name)
+    return Message(role, content)
 
 
 def _content(where: str, raw: Any) -> str:
@@ -174,7 +184,7 @@ def _tool(where: str, raw: Any) -> ToolSpec:
     function = _object(f"{where}.function", item.get("function"))
     if not function.get("name"):
         raise invalid(f"{where}.function.name", "must be there")
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    parameters: Any = function.get("parameters") or {"type": "object", "properties": {}}
     return ToolSpec(
         str(function["name"]),
         str(function.get("description") or ""),
@@ -186,3 +196,9 @@ def _object(where: str, raw: Any) -> Json:
     if not isinstance(raw, dict):
         raise invalid(where, "must be an object")
     return cast("Json", raw)
+
+
+def _list(where: str, raw: Any) -> list[Any]:
+    if raw is not None and not isinstance(raw, list):
+        raise invalid(where, "must be a list")
+    return cast("list[Any]", raw or [])

@@ -1,12 +1,12 @@
 """The OpenAI-compatible server of an environment worker's rollouts.
 
-Consumes connections: those of its own listener, and those that somebody else accepted (`Endpoint.handler`, for
-sandboxes). A connection waits for its client's next request; a request waits for the policy's answer, and is
-cut short when its client leaves or its rollout ends. A client that waits long is told so (`keep_alive_s`).
+Consumes connections: those of its own listener, and those that somebody else accepted (`Endpoint.handler`,
+for sandboxes). A connection waits for its client's next request; a request waits for the policy's answer, and
+is cut short when its client leaves or its rollout ends. A client that waits long is told so (`keep_alive_s`).
 `run` owns one TaskGroup and waits until `close`.
 
-Invariants: a key opens one rollout and nothing else; what the policy sampled is recorded by the rollout before
-a client sees it; nothing is asked of a rollout after `close` of its endpoint has returned.
+Invariants: a key opens one rollout and nothing else; what the policy sampled is recorded by the rollout
+before a client sees it; nothing is asked of a rollout after `close_session` has returned.
 """
 
 from __future__ import annotations
@@ -308,7 +308,8 @@ async def _contained(work: Coroutine[Any, Any, Completion]) -> Completion | Exce
 
 def _prompt(body: Json, of: Completions) -> Any:
     """Return the ids of a text completion's prompt."""
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
-        prompt = prompt[0]
+    prompt: Any = body.get("prompt")
+    batch = cast("list[Any]", prompt) if isinstance(prompt, list) else []
+    if len(batch) == 1 and not isinstance(batch[0], int):
+        prompt = batch[0]
     return of.encode(prompt) if isinstance(prompt, str) and prompt else reading.ids("prompt", prompt)
