@@ -264,13 +264,13 @@ class Conversation:
             self.recorder.note(message)
         self.recorder.add(turn)
         text = self._renderer.answer_text(turn.token_ids)
-        answer = Message("assistant", text)
+        answer, malformed = self._renderer.message(turn.token_ids, self._tools, turn=self.num_turns - 1)
         self._messages += [*messages, answer]
         num_tokens = len(turn.token_ids)
         self.recorder.note(answer, finish=turn.finish, num_tokens=num_tokens)
         self.truncated |= turn.finish == "length"
         num_room_tokens = self._limits.max_context_tokens - self._num_context_tokens
-        return Reply(text, turn.finish, num_tokens, num_room_tokens, answer)
+        return Reply(text, turn.finish, num_tokens, num_room_tokens, answer, malformed)
 
     @property
     def _num_context_tokens(self) -> int:
