@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headway.core.errors import EnvironmentFault
@@ -132,9 +133,8 @@ class Conversation:
         new = history[covered:]
         answer = self.turns.begin(new, max_tokens, self.turns.prompt(parent, new, given), parent, tuple(stop))
         turn = await self._completed(answer)
-        message = self._message(turn, stop)
-        index = self.turns.record(turn, new, message, given)
-        return self._completion(index, message)
+        told = self._told(turn, stop, given)
+        return self._completion(self.turns.record(turn, new, told[0], given), *told)
 
     async def complete_ids(
         self, prompt_ids: array[int], *, max_tokens: int | None = None, stop: Sequence[str] = ()
@@ -147,10 +147,9 @@ class Conversation:
         new = prompt_ids[covered:]
         answer = self.turns.begin([], max_tokens, new, parent, tuple(stop))
         turn = await self._completed(answer)
-        message = self._message(turn, stop)
+        told = self._told(turn, stop, ())
         said = [Message("user", self._renderer.decode(new, skip_special=False))]
-        index = self.turns.record(turn, said, message, as_ids=True)
-        return self._completion(index, message)
+        return self._completion(self.turns.record(turn, said, told[0], as_ids=True), *told)
 
     @asynccontextmanager
     async def endpoint(self) -> AsyncGenerator[Endpoint]:
@@ -299,19 +298,18 @@ class Conversation:
         self._must_be_open()
         return self.turns.ended(answer, finish)
 
-    def _message(self, turn: Turn, stop: Sequence[str]) -> Message:
-        """Return an answer as clients are told it."""
-        text = self._renderer.answer_text(turn.token_ids)
-        ends = [at for each in stop if (at := text.find(each)) >= 0]
-        return Message("assistant", text[: min(ends)] if ends else text)
+    def _told(self, turn: Turn, stop: Sequence[str], tools: tuple[ToolSpec, ...]) -> tuple[Message, str]:
+        """Return an answer as clients are told it, and why what looks like a call of a tool is none."""
+        message, malformed = self._renderer.message(turn.token_ids, tools, turn=self.num_turns)
+        ends = [at for each in stop if (at := message.content.find(each)) >= 0]
+        return (replace(message, content=message.content[: min(ends)]) if ends else message), malformed
 
-    def _completion(self, index: int, message: Message) -> Completion:
+    def _completion(self, index: int, message: Message, malformed: str) -> Completion:
         self.turns.judge(index)
         turn = self.recorder.turns[index]
         context = self.recorder.context(turn.parent) + turn.prompt_ids
-        return Completion(
-            context, turn.token_ids, turn.logprobs, message, turn.finish, "", index, turn.parent
-        )
+        sampled = turn.token_ids, turn.logprobs
+        return Completion(context, *sampled, message, turn.finish, malformed, index, turn.parent)
 
     async def _said(self, messages: list[Message], cap: int | None) -> Reply:
         known = self.record.said(messages, cap)
@@ -348,7 +346,7 @@ class Conversation:
     def _reply(self, messages: list[Message], turn: Turn) -> Reply:
         """Record a say's turn and return it as the environment sees it."""
         text = self._renderer.answer_text(turn.token_ids)
-        answer = Message("assistant", text)
+        answer, malformed = self._renderer.message(turn.token_ids, self._tools, turn=self.num_turns)
         self._at = self.turns.record(turn, messages, answer, self._tools)
         num_room_tokens = self._limits.max_context_tokens - self.recorder.num_context_tokens(self._at)
-        return Reply(text, turn.finish, len(turn.token_ids), num_room_tokens, answer)
+        return Reply(text, turn.finish, len(turn.token_ids), num_room_tokens, answer, malformed)

@@ -26,21 +26,14 @@ _ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
 }
 _NO_CHOICE = (None, "auto", "none", {"type": "auto"})
 _PLAIN = (None, {"type": "text"})
-_SETTINGS = [
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "logit_bias",
-]
-_SETTINGS = ["temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"]
-_OF_THE_RUN: dict[str, Callable[[Any], bool]] = {name: lambda value: value is not None for name in _SETTINGS}
-_OF_THE_RUN["tool_choice"] = lambda value: value not in _NO_CHOICE
-_OF_THE_RUN["response_format"] = lambda value: value not in _PLAIN
+_OF_THE_RUN: dict[str, Callable[[Any], bool]] = {
+    "tool_choice": lambda value: value not in _NO_CHOICE,
+    "response_format": lambda value: value not in _PLAIN,
+}
+for _name in ("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"):
+    _OF_THE_RUN[_name] = lambda value: value is not None
+for _name in ("frequency", "presence", "repetition"):
+    _OF_THE_RUN[f"{_name}_penalty"] = lambda value: value is not None
 """What would change the distribution that is sampled from, and when a value of it does."""
 
 

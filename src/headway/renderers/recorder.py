@@ -50,7 +50,16 @@ class TurnRecorder:
 
     def note(self, message: Message, **facts: Any) -> None:
         """Append a message to the transcript."""
-        self.transcript.append({"role": message.role, "content": message.content, **facts})
+        noted: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            noted["reasoning"] = message.reasoning
+        if message.tool_calls:
+            noted["tool_calls"] = [
+                {"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.tool_calls
+            ]
+        if message.tool_call_id:
+            noted |= {"tool_call_id": message.tool_call_id, "name": message.name}
+        self.transcript.append(noted | facts)
 
     def context(self, index: int) -> array[int]:
         """Return all ids from the root up to and including turn `index`; -1 is empty."""
