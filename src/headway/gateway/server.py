@@ -276,9 +276,8 @@ class Gateway:
             session.tasks.discard(asking)
             was_there = not leaving.done()
             leaving.cancel()
-            if not asking.done():
-                asking.cancel()
-                await asyncio.wait({asking})
+            asking.cancel()
+            await asyncio.wait({asking, leaving})
         if session.why:
             raise ended(session.why)
         if asking.cancelled():
