@@ -84,6 +84,7 @@ class SandboxLease:
         self._starts_at: float | None = None  # while it starts
         self._state: Literal["unused", "wanted", "granted", "released"] = "unused"
         self.turn: Callable[[], int] = lambda: 0  # index of the turn that tool calls belong to
+        self.answering_s: Callable[[], float] = lambda: 0.0  # that answers were awaited so far
         self.start_s = 0.0
         self.num_execs = 0
         self._use = UseSoFar()
@@ -282,7 +283,7 @@ class SandboxLease:
         return value
 
     async def _timed_exec(self, call: Call, sandbox: Sandbox) -> ExecResult:
-        began = stopwatch()
+        began = stopwatch() - self.answering_s()
         cause, ran_s = "infra", None
         used: tuple[float | None, int | None] = (None, None)
         try:
@@ -295,7 +296,8 @@ class SandboxLease:
             number = self.num_execs
             self.num_execs += 1
             if self._purpose == "rollout":
-                spent_s = stopwatch() - began
+                # A program that asks the policy waits meanwhile: that time is the answers', not the tool's.
+                spent_s = max(0.0, stopwatch() - self.answering_s() - began)
                 beside_s = None if ran_s is None else max(0.0, spent_s - ran_s)
                 of = (self._rollout, self._attempt, self.turn(), number)
                 self._emit(ToolEnded(*of, spent_s, cause, beside_s, *used))
