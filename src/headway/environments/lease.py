@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.clock import stopwatch
@@ -42,7 +42,14 @@ from headway.environments.usage import UseSoFar, prepared
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headway.core.protocols import ExecLimits, Polled, Sandbox, SandboxProvider, SandboxStats
+    from headway.core.protocols import (
+        ConnectionHandler,
+        ExecLimits,
+        Polled,
+        Sandbox,
+        SandboxProvider,
+        SandboxStats,
+    )
 
 
 class SandboxLease:
@@ -77,6 +84,7 @@ class SandboxLease:
         self._starts_at: float | None = None  # while it starts
         self._state: Literal["unused", "wanted", "granted", "released"] = "unused"
         self.turn: Callable[[], int] = lambda: 0  # index of the turn that tool calls belong to
+        self.answering_s: Callable[[], float] = lambda: 0.0  # that answers were awaited so far
         self.start_s = 0.0
         self.num_execs = 0
         self._use = UseSoFar()
@@ -188,6 +196,33 @@ class SandboxLease:
         """Say what the sandbox holds; see `Sandbox`."""
         return await self._call(Call("stats", {}), Call.run)
 
+    @contextlib.asynccontextmanager
+    async def serve(
+        self, port: int, handler: ConnectionHandler, *, max_connections: int = 64
+    ) -> AsyncGenerator[int]:
+        """Let programs connect to a handler of this process for the length of a block; see `Sandbox`.
+
+        Raises EnvironmentFault where a record is kept: what was said there is in no record, so a rerun could
+        not be told it.
+        """
+        if self.record.kept:
+            raise EnvironmentFault(
+                "what a sandbox is served cannot be repeated from a record",
+                value=port,
+                remedy='An environment that uses it must declare resume = "restart"',
+            )
+        sandbox = await self._ready()
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                with _ours():
+                    block = sandbox.serve(port, handler, max_connections=max_connections)
+                    port = await stack.enter_async_context(block)
+            except SandboxError as error:
+                if self._state == "granted" and not await self._alive():
+                    self._failure = error
+                raise
+            yield port
+
     async def pause(self) -> None:
         """Stop what runs, if anything was created; see `Sandbox`. Not recorded: it changes no answer."""
         if self._inner is not None:
@@ -248,7 +283,7 @@ class SandboxLease:
         return value
 
     async def _timed_exec(self, call: Call, sandbox: Sandbox) -> ExecResult:
-        began = stopwatch()
+        began = stopwatch() - self.answering_s()
         cause, ran_s = "infra", None
         used: tuple[float | None, int | None] = (None, None)
         try:
@@ -261,7 +296,8 @@ class SandboxLease:
             number = self.num_execs
             self.num_execs += 1
             if self._purpose == "rollout":
-                spent_s = stopwatch() - began
+                # A program that asks the policy waits meanwhile: that time is the answers', not the tool's.
+                spent_s = max(0.0, stopwatch() - self.answering_s() - began)
                 beside_s = None if ran_s is None else max(0.0, spent_s - ran_s)
                 of = (self._rollout, self._attempt, self.turn(), number)
                 self._emit(ToolEnded(*of, spent_s, cause, beside_s, *used))

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 BUILT_IN = {
     "arithmetic": "headway.environments.arithmetic:Arithmetic",
+    "harness": "headway.environments.harness.environment:Harness",
     "python-code": "headway.environments.python_code:PythonCode",
 }
 _PARTS = {

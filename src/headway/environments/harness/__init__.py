@@ -1,0 +1,1 @@
+"""Any program that speaks the OpenAI API, run inside the rollout's sandbox."""
