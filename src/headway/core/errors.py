@@ -119,6 +119,10 @@ class EnvironmentFault(HeadwayError):
     """An environment's own code raised or broke its contract."""
 
 
+class ContextFullError(EnvironmentFault):
+    """What is to be answered leaves no room for an answer in the context."""
+
+
 class RewardFault(HeadwayError):
     """A reward function raised, timed out, or returned something that is not a finite number."""
 
