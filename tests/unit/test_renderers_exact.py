@@ -34,7 +34,9 @@ def one_by_one(renderer, text):
     ids = array("i")
     for token in renderer.encode(text):
         name = renderer.tokenizer.id_to_token(token)
-        pieces = [token] if name.startswith("<") or len(name) == 1 else map(renderer.tokenizer.token_to_id, name)
+        pieces = (
+            [token] if name.startswith("<") or len(name) == 1 else map(renderer.tokenizer.token_to_id, name)
+        )
         ids.extend(pieces)
     return ids
 
@@ -90,14 +92,24 @@ def test_what_was_said_before_stays_token_by_token_over_turns(family, renderer):
     words = closed(renderer, one_by_one(renderer, f"{thought}ab</think> It is ab. "))
     last = closed(renderer, one_by_one(renderer, f"{thought}\n</think>ab"))
     ids, _, extensions = said(renderer, (call, [RESULT]), (words, [AGAIN]), (last, [AGAIN]))
-    parts = [renderer.first_prompt([ASK], [ADD]), call, extensions[0], words, extensions[1], last, extensions[2]]
+    parts = [
+        renderer.first_prompt([ASK], [ADD]),
+        call,
+        extensions[0],
+        words,
+        extensions[1],
+        last,
+        extensions[2],
+    ]
     assert ids == sum(parts, array("i"))
     assert extensions[1] == extensions[2]  # nothing of it depends on how the answers were said
     text = renderer.decode(ids, skip_special=False)
     assert text.count("hm ab") == text.count(" It is ab. ") + (family in QWEN + CHATML) - 1
 
 
-def test_where_answers_are_written_as_the_template_writes_them_the_joined_text_is_the_templates(family, renderer):
+def test_where_answers_are_written_as_the_template_writes_them_the_joined_text_is_the_templates(
+    family, renderer
+):
     if family in LLAMA:
         text = '{"name": "add", "parameters": {"a": 1}}'
     else:
