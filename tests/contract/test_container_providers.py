@@ -24,6 +24,7 @@ from headway.sandbox.containers import ContainerProvider
 from headway.sandbox.settings import SandboxSettings
 from tests.contract.limited_contract import WithoutSpawns
 from tests.contract.sandbox_contract import PYTHON, running, until_running
+from tests.contract.serving_contract import ServingContract
 from tests.standins import box
 
 SCRIPT = Path(box.__file__).with_name("engine.py")
@@ -136,6 +137,13 @@ class _OverAStandin(_Pausing):
 
     def _state(self, provider):
         return Path(shutil.which(self.engine)).parent.parent / "state"
+
+
+@standin
+class TestDockerServes(ServingContract):
+    @pytest.fixture
+    def provider(self, state):
+        return ContainerProvider(SandboxSettings(wall_s=20), "docker")
 
 
 @standin

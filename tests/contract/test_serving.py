@@ -1,4 +1,4 @@
-"""What is served in a sandbox, with every provider."""
+"""What is served in a sandbox of the local providers; those of machines are in their own files."""
 
 import asyncio
 import os
