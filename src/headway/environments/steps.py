@@ -78,7 +78,7 @@ def scored(command: Score, reward: Reward, duration_s: float, sandbox_start_s: f
 
 
 def score_failed(command: Score, error: Exception) -> ScoreFailed:
-    """Return the event of a failed scoring; cause timeout, sandbox, judge, not_finite, malformed, exception."""
+    """Return the event of a failed score; cause timeout, sandbox, judge, not_finite, malformed, exception."""
     cause = "exception"
     if isinstance(error, (OverdueError, RewardTimeoutFault)):
         cause = "timeout"
