@@ -123,7 +123,9 @@ async def test_nobody_listens():
 
 async def test_retry_after_is_waited_for_by_all_and_counts_as_nobodys_time():
     waiting, soon = Waiting(), formatdate(wall_time() + 1.0, usegmt=True)
-    with served(Answer(429, b"", {"Retry-After": "0.2"}), Answer(429, b"", {"Retry-After": soon}), 7) as server:
+    with served(
+        Answer(429, b"", {"Retry-After": "0.2"}), Answer(429, b"", {"Retry-After": soon}), 7
+    ) as server:
         with waiting.here():
             assert (await graded_by(server, case("4"))).score == pytest.approx(0.7)
     assert waiting.outside_s >= 0.2
@@ -208,7 +210,9 @@ async def test_a_fenced_object_and_a_pattern_are_read():
 
 
 async def test_what_an_answer_holds_is_put_in_once_and_braces_are_text():
-    assert filled('{"a": {question}} {answer}', {"question": "{answer}", "answer": "x"}) == '{"a": {answer}} x'
+    assert (
+        filled('{"a": {question}} {answer}', {"question": "{answer}", "answer": "x"}) == '{"a": {answer}} x'
+    )
     with served(1) as server:
         made = case("{form} {0}", payload={"value": 3}, data={"code": "print()"})
         await graded_by(server, made, prompt="{payload.value} {data.code} {answer} {conversation}")

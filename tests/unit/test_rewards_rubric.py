@@ -147,9 +147,11 @@ async def test_waiting_outside_does_not_count_and_counts_once():
         return 1.0
 
     with waiting.here():
-        assert (await Rubric(Part(waits, name="a", timeout_s=0.02), Part(waits, name="b", timeout_s=0.02)).of(
-            case("4")
-        )).score == 2.0
+        assert (
+            await Rubric(Part(waits, name="a", timeout_s=0.02), Part(waits, name="b", timeout_s=0.02)).of(
+                case("4")
+            )
+        ).score == 2.0
     assert 0.05 <= waiting.outside_s
     assert not waiting.is_waiting
 
@@ -178,7 +180,9 @@ async def test_each_turn_has_its_own_reward():
     def on_time(step):
         return 1.0 if step.index == 0 else (0.5, f"{len(step.before)} messages before")
 
-    reward = await Rubric(Part(EachTurn(on_time), 2.0), Part(right)).of(case("a", "b", payload={"value": "b"}))
+    reward = await Rubric(Part(EachTurn(on_time), 2.0), Part(right)).of(
+        case("a", "b", payload={"value": "b"})
+    )
     assert reward.turns == (2.0, 1.0)
     assert reward.score == 2.0 * 0.75 + 1.0
     assert reward.reasons == ("on_time: turn 1: 3 messages before", "right: right")

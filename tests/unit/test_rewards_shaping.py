@@ -16,7 +16,8 @@ from tests.unit.reward_parts import case
 
 
 @pytest.mark.parametrize(
-    ("num", "penalty"), [(0, 0.0), (60, 0.0), (61, -0.025), (80, -0.5), (99, -0.975), (100, -1.0), (500, -1.0)]
+    ("num", "penalty"),
+    [(0, 0.0), (60, 0.0), (61, -0.025), (80, -0.5), (99, -0.975), (100, -1.0), (500, -1.0)],
 )
 def test_the_soft_overlong_punishment(num, penalty):
     assert overlong(100, 40)(case("x" * num)) == pytest.approx(penalty)

@@ -72,13 +72,17 @@ async def test_named_tests_count_and_a_missing_one_has_failed(sandbox):
     await sandbox.write("answer.py", b"def f(x): return x * x if x != 4 else 8")
     junit = ("python3", "-B", "-c", "import sys; sys.path[:0] = ['.']\n" + JUNIT, "{report}")
     names = ("hidden_test.T::test_two", "test_four", "test_gone")
-    reward = await suite(argv=junit, result="junit", mode="fraction", expected=names)(case("a", sandbox=sandbox))
+    reward = await suite(argv=junit, result="junit", mode="fraction", expected=names)(
+        case("a", sandbox=sandbox)
+    )
     assert reward.score == pytest.approx(2 / 3)
     assert reward.reasons == ("2 of 3 tests passed; failed: test_gone",)
     assert reward.metrics == {"passed": pytest.approx(2 / 3), "num_tests": 3.0}
     everything = await suite(argv=junit, result="junit").run(sandbox)
     assert everything.score == 0.0
-    assert everything.reasons == ("2 of 4 tests passed; failed: hidden_test.T::test_one, hidden_test.T::test_three",)
+    assert everything.reasons == (
+        "2 of 4 tests passed; failed: hidden_test.T::test_one, hidden_test.T::test_three",
+    )
 
 
 async def test_a_command_in_a_folder_writes_its_report_all_the_same(sandbox):
@@ -118,7 +122,10 @@ def test_reports_that_were_written_to_deceive_are_none():
     assert read_junit(b"") is None
     twice = b'<s><testcase name="a"/><testcase name="a"><failure/></testcase><testcase name="b"><skipped/></testcase></s>'
     assert read_junit(twice).names == {"a": False, "b": False}
-    assert read_unittest("Ran 99 tests in 0.1s\n\nOK\nRan 2 tests in 0s\n\nFAILED (errors=1, skipped=1)").passed == 0
+    assert (
+        read_unittest("Ran 99 tests in 0.1s\n\nOK\nRan 2 tests in 0s\n\nFAILED (errors=1, skipped=1)").passed
+        == 0
+    )
     assert read_unittest("Ran 3 tests in 0.1s\n\nOK (skipped=1)").passed == 2
     assert read_unittest("Ran 3 tests in 0.1s\n") is None
     assert read_pattern(r"(?P<passed>\d+)/(?P<total>\d+)", "9/3").passed == 3

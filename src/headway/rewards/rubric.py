@@ -64,7 +64,7 @@ class Rubric:
         for part in self.parts:
             if not math.isfinite(part.weight):
                 rule = f"the weight of {part.label} must be finite"
-                raise EnvironmentSetupError(rule, value=part.weight)
+                raise EnvironmentSetupError(rule, value=part.weight, remedy="Use 0 for a metric only")
         self._wanted = [wanted(part.label, part.function) for part in self.parts]
 
     async def score(self, task: Task, outcome: Outcome, sandbox: Sandbox) -> Reward:

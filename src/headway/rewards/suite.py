@@ -81,12 +81,14 @@ class Suite:
             raise EnvironmentSetupError(rule, value=list(self.argv), remedy="As --junitxml={report}")
         if self.expected and self.result != "junit":
             rule = "only a suite with result junit knows its tests by name, which `expected` needs"
-            raise EnvironmentSetupError(rule, value=self.result)
+            raise EnvironmentSetupError(rule, value=self.result, remedy='Use result="junit"')
         if self.result == "pattern":
             groups = re.compile(self.pattern).groupindex
             if "passed" not in groups or not groups.keys() & {"failed", "total"}:
                 rule = "the pattern of a suite must have groups passed, and failed or total"
-                raise EnvironmentSetupError(rule, value=self.pattern)
+                raise EnvironmentSetupError(
+                    rule, value=self.pattern, remedy=r"As in (?P<passed>\d+) of (?P<total>\d+)"
+                )
 
     async def __call__(self, case: Case) -> Reward:
         """Return the reward of a case, as a part of a rubric."""
