@@ -1,7 +1,7 @@
 """A stand-in for a language model that judges: an OpenAI-compatible endpoint that grades sums by a rule.
 
-It reads the question and the answer out of the prompt, as a model would, and grades how near the answer is; of
-two answers it prefers the nearer one. With a real model put its address into judge.toml instead. Standard
+It reads the question and the answer out of the prompt, as a model would, and grades how near the answer is;
+of two answers it prefers the nearer one. For a real model put its address into judge.toml instead. Standard
 library only:
 
     python examples/judge/server.py --port 8011

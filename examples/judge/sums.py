@@ -1,7 +1,7 @@
 """Sums whose own score is a rubric: two weighted functions, and one that is only reported.
 
-The config beside this file adds what is not of this environment: a judge's grade, and shaping. From the root of
-the repository, with the judge's stand-in running (server.py):
+The config beside this file adds what is not of this environment: a judge's grade, and shaping. From the root
+of the repository, with the judge's stand-in running (server.py):
 
     headway train examples/judge/judge.toml
 """

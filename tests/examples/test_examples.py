@@ -60,7 +60,15 @@ def test_two_steps_with_a_judge(config, tmp_path):
     )
     try:
         url = server.stdout.readline().strip()
-        ran("headway", "train", str(folder / config), "--smoke", f"run.dir={tmp_path}", f"judge.url={url}", cwd=ROOT)
+        ran(
+            "headway",
+            "train",
+            str(folder / config),
+            "--smoke",
+            f"run.dir={tmp_path}",
+            f"judge.url={url}",
+            cwd=ROOT,
+        )
     finally:
         server.kill()
         server.wait()

@@ -54,7 +54,10 @@ async def test_score_sees_the_transcript(stage):
         ("assistant", "ok"),
     ]
     assert outcome.transcript[1]["finish"] == "stop"
-    assert outcome.transcript[1]["num_tokens"] == s.payload((await s.until(RolloutEnded)).payload).samples[0].num_trainable
+    assert (
+        outcome.transcript[1]["num_tokens"]
+        == s.payload((await s.until(RolloutEnded)).payload).samples[0].num_trainable
+    )
 
 
 def parts(*functions, **options):

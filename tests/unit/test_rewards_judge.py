@@ -110,9 +110,9 @@ async def test_a_judge_that_fails_is_an_error_and_no_score(answer, words, num):
 
 
 async def test_a_judge_that_is_slow_is_given_up():
-    with served(Answer(delay_s=60)) as server:
-        with pytest.raises(JudgeError, match=r"after 2 tries: no answer within 0\.05 s"):
-            await graded_by(server, case("4"), max_tries=2, request_timeout_s=0.05)
+    words = r"after 2 tries: no answer within 0\.05 s"
+    with served(Answer(delay_s=60)) as server, pytest.raises(JudgeError, match=words):
+        await graded_by(server, case("4"), max_tries=2, request_timeout_s=0.05)
 
 
 async def test_nobody_listens():
@@ -123,11 +123,13 @@ async def test_nobody_listens():
 
 async def test_retry_after_is_waited_for_by_all_and_counts_as_nobodys_time():
     waiting, soon = Waiting(), formatdate(wall_time() + 1.0, usegmt=True)
-    with served(
-        Answer(429, b"", {"Retry-After": "0.2"}), Answer(429, b"", {"Retry-After": soon}), 7
-    ) as server:
-        with waiting.here():
-            assert (await graded_by(server, case("4"))).score == pytest.approx(0.7)
+    with (
+        served(
+            Answer(429, b"", {"Retry-After": "0.2"}), Answer(429, b"", {"Retry-After": soon}), 7
+        ) as server,
+        waiting.here(),
+    ):
+        assert (await graded_by(server, case("4"))).score == pytest.approx(0.7)
     assert waiting.outside_s >= 0.2
 
 
@@ -230,7 +232,8 @@ async def test_every_turn_is_graded_with_what_came_before_it():
 
 
 async def test_an_equal_request_is_not_made_again_not_even_at_once(tmp_path):
-    with served(lambda body, numbers=count(1): next(numbers)) as server:
+    numbers = count(1)
+    with served(lambda body: next(numbers)) as server:
         judge = Judge(settings(server), tmp_path)
         rewards = await asyncio.gather(*(judge(case("4")) for _ in range(5)))
         await judge.close()

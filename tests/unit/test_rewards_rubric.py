@@ -152,7 +152,7 @@ async def test_waiting_outside_does_not_count_and_counts_once():
                 case("4")
             )
         ).score == 2.0
-    assert 0.05 <= waiting.outside_s
+    assert waiting.outside_s >= 0.05
     assert not waiting.is_waiting
 
 

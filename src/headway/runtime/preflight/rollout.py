@@ -77,6 +77,12 @@ async def _try(subject: Subject, environment: Environment, split: str) -> Trial:
 
 
 def _failed(environment: Environment, split: str, trial: Trial) -> EnvironmentSetupError:
+    if isinstance(trial.score, ScoreFailed) and trial.score.cause == "judge":
+        return EnvironmentSetupError(
+            f"the judge must answer; a rollout of {environment.name} was not scored: {trial.score.message}",
+            remedy="Start the judge, or mend [judge] (docs/rewards.md)",
+            key="judge.url",
+        )
     if isinstance(trial.score, ScoreFailed):
         return EnvironmentSetupError(
             f"a rollout of {environment.name} must be scored; {split} task 0 was not: {trial.score.message}",
