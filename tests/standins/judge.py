@@ -50,6 +50,7 @@ class JudgeServer:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
+        self.server.handle_error = lambda *args: None  # a client that gave up
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
 
     def answer(self, handler, body):

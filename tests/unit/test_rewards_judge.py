@@ -222,6 +222,13 @@ async def test_what_an_answer_holds_is_put_in_once_and_braces_are_text():
     assert asked == "3 print() {form} {0} [user]\nWhat is 2 + 2?\n\n[assistant]\n{form} {0}"
 
 
+async def test_text_that_utf_8_has_no_form_for_is_judged_too(tmp_path):
+    with served(1) as server:
+        reward = await graded_by(server, case("half \ud83d"), tmp_path)
+        assert server.requests[0][1]["messages"][0]["content"].startswith("What is 2 + 2?|half \ud83d|")
+    assert reward.score == pytest.approx(0.1)
+
+
 async def test_every_turn_is_graded_with_what_came_before_it():
     grades = {"a": 2, "b": 8}
     with served(lambda body: grades[body["messages"][0]["content"][-1]]) as server:

@@ -1,5 +1,8 @@
 """Tests as a reward, in real sandboxes: hidden, counted, and never a 0 for what was nobody's fault."""
 
+import subprocess
+import sys
+
 import pytest
 
 from headway.core.errors import EnvironmentSetupError, RewardFault
@@ -113,6 +116,33 @@ async def test_an_exit_code_and_a_pattern_are_results_too(sandbox):
     pattern = r"ok (?P<passed>\d+) of (?P<total>\d+)"
     made = suite(argv=said, result="pattern", pattern=pattern, mode="fraction")
     assert (await made.run(sandbox)).score == 0.75
+
+
+def test_the_report_of_pytest_itself_is_read(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        "class TestA:\n    def test_good(self): pass\n    def test_bad(self): assert 0\n"
+        "@pytest.mark.parametrize('x', [1, 2])\ndef test_many(x): assert x == 1\n"
+        "@pytest.mark.skip\ndef test_skipped(): pass\n"
+    )
+    (tmp_path / "test_broken.py").write_text("import no_such_module\n")
+    options = (
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir=.",
+        "--junitxml=r.xml",
+        "--continue-on-collection-errors",
+    )
+    subprocess.run([sys.executable, "-m", "pytest", *options], cwd=tmp_path, capture_output=True)
+    assert read_junit((tmp_path / "r.xml").read_bytes()).names == {
+        "test_broken": False,
+        "test_it.TestA::test_good": True,
+        "test_it.TestA::test_bad": False,
+        "test_it::test_many[1]": True,
+        "test_it::test_many[2]": False,
+        "test_it::test_skipped": False,
+    }
 
 
 def test_reports_that_were_written_to_deceive_are_none():

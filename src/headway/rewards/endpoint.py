@@ -10,7 +10,6 @@ not even where the endpoint repeats it. Redirects are not followed, for the key 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import email.utils
 import json
 import os
@@ -24,8 +23,6 @@ from headway.rewards.limiter import Limiter
 from headway.rewards.waiting import busy, outside
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from httpx2 import AsyncClient
 
     from headway.rewards.settings import JudgeSettings
@@ -107,19 +104,20 @@ class Endpoint:
         from httpx2 import HTTPError, InvalidURL
 
         settings, key = self._settings, self._key()
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        content = json.dumps(body).encode()  # escapes what UTF-8 has no form for
         try:
             async with (
                 asyncio.timeout(settings.request_timeout_s),
                 self._opened().stream(
-                    "POST", settings.url.rstrip("/") + "/chat/completions", json=body, headers=headers
+                    "POST", settings.url.rstrip("/") + "/chat/completions", content=content, headers=headers
                 ) as response,
             ):
                 status, after = response.status_code, response.headers.get("retry-after")
-                content = bytearray()
+                said = bytearray()
                 async for piece in response.aiter_bytes():
-                    content += piece
-                    if len(content) > _MAX_BYTES:
+                    said += piece
+                    if len(said) > _MAX_BYTES:
                         raise JudgeError(f"the judge's answer must have at most {_MAX_BYTES} bytes")
         except TimeoutError:
             raise _Again(f"no answer within {settings.request_timeout_s:g} s") from None
@@ -127,7 +125,7 @@ class Endpoint:
             raise JudgeError(f"the judge's address is none: {error}") from None
         except HTTPError as error:  # a header with the key is in its request, which is not kept
             raise _Again(_without(key, f"{type(error).__name__}: {error}")) from None
-        text = _without(key, content.decode("utf-8", "replace"))
+        text = _without(key, said.decode("utf-8", "replace"))
         if status in _AGAIN:
             raise _Again(f"HTTP {status}: {_short(text)}", _seconds(after), status in _BUSY)
         if status != 200:
@@ -177,16 +175,6 @@ def no_key() -> UserError:
         key="judge.key_env",
         remedy="Set it where Headway is started",
     )
-
-
-@contextlib.asynccontextmanager
-async def opened(settings: JudgeSettings) -> AsyncGenerator[Endpoint]:
-    """An endpoint that is closed afterwards."""
-    endpoint = Endpoint(settings)
-    try:
-        yield endpoint
-    finally:
-        await endpoint.close()
 
 
 def _without(key: str, text: str) -> str:
