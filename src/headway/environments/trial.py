@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from headway.core.protocols import EndpointServer, Engine, Environment, SandboxProvider
     from headway.environments.generation import GenerationLimits
     from headway.renderers.chat import Renderer
+    from headway.rewards.stage import RewardStage
 
 _ROLLOUT, _ATTEMPT, _REPLICA = "try", 0, "engine"
 _AGAIN_S = 1.0  # after a refusal of the sandboxes' provider
@@ -78,6 +79,7 @@ async def try_once(
     timeout_s: float = 300.0,
     run_id: str = "try",
     server: EndpointServer | None = None,
+    stage: RewardStage | None = None,
 ) -> Trial:
     """Run one rollout and score it. `run_id` labels its sandboxes; no other live process may use it.
 
@@ -102,6 +104,7 @@ async def try_once(
             run_id,
             settings,
             server=server,
+            stage=stage,
         )
         purpose = "eval" if split == "eval" else "train"
         command = StartRollout(

@@ -15,6 +15,7 @@ from headway.renderers.chat import Renderer
 from headway.runtime.environment_worker import check_prompts, generation_limits, host_settings
 from headway.runtime.generator_worker import build_engine
 from headway.runtime.model import model_directory
+from headway.runtime.rewards import longest_s, reward_stage
 from headway.runtime.train import say
 from headway.sandbox.leases import own_label
 from headway.sandbox.pools import make_pool
@@ -48,6 +49,7 @@ async def _run(
     if environment.needs_sandbox:
         await provider.preflight()
     limits = host_settings(config)
+    stage = reward_stage(config)
     engine = await asyncio.to_thread(build_engine, model_dir, config, "engine", 0)
     gateway = Gateway(config.gateway, name=label)
     try:
@@ -66,15 +68,16 @@ async def _run(
                 temperature=temperature,
                 seed=config.run.seed,
                 run_id=label,
-                timeout_s=config.environment.rollout_timeout_s
-                + limits.score_timeout_s
-                + limits.cancel_grace_s,
+                timeout_s=longest_s(config),
                 server=gateway,
+                stage=stage,
             )
             gateway.close()
             return trial
     finally:
         await engine.close()
+        if stage is not None:
+            await stage.close()
 
 
 def _show(trial: Trial) -> None:
