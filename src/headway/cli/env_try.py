@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
 from headway.cli import complete
 from headway.cli.arguments import full_override, overrides_argument
+from headway.cli.data import asked_for, data_options
 from headway.cli.output import until_nobody_reads
 
 
 @click.command("try")
-@click.argument("name", shell_complete=complete.environments)
+@click.argument("name", required=False, default="", shell_complete=complete.environments)
 @overrides_argument
-@click.option("--model", default="smollm2", show_default=True, help="Who answers; a value for model.path.")
+@click.option(
+    "--model", help="Who answers; a value for model.path. If not given, the config file's, or smollm2."
+)
+@data_options
 @click.option(
     "--split", type=click.Choice(["train", "eval"]), default="train", show_default=True, help="Which tasks."
 )
@@ -35,16 +40,18 @@ from headway.cli.output import until_nobody_reads
 def command(
     name: str,
     overrides: tuple[str, ...],
-    model: str,
+    model: str | None,
     split: str,
     index: int,
     level: int | None,
     seed: int,
     temperature: float,
+    **data: str | None,
 ) -> int:
     r"""Run one rollout and show it turn by turn.
 
-    NAME is an environment that `headway env list` shows, or your own: module:Class or a .py file. Shows each
+    NAME is an environment that `headway env list` shows, your own (module:Class or a .py file), or a config
+    file, such as a run's config.toml; with --data and --reward it is left out. Shows each
     message, what the model answered, which tokens would be trained and which are masked, and the score with
     its reasons. KEY=VALUE without a dot is an argument of the environment, with a dot a config key.
 
@@ -53,13 +60,23 @@ def command(
       headway env try python-code
       headway env try python-code kind=function --level 2
       headway env try arithmetic --model tiny --seed 3 --temperature 0
+      headway env try reasoning-gym:chain_sum --level 1
+      headway env try --data train.jsonl --reward number --index 3
     """
     from headway.config.load import load_config
     from headway.runtime.tryout import try_once
 
-    fixed = (f"environment.name={json.dumps(name)}", f"model.path={json.dumps(model)}", f"run.seed={seed}")
+    if name and "=" in name and not Path(name).exists():  # no NAME: the first of KEY=VALUE
+        name, overrides = "", (name, *overrides)
+    path = Path(name) if name.endswith(".toml") else None
+    own = tuple(map(full_override, overrides))
+    if name and path is None:
+        own = (f"environment.name={json.dumps(name)}", *own)
+    chosen = model if model is not None or path is not None else "smollm2"
+    asked = asked_for(path, own, model=chosen, **data)
+    fixed = (f"run.seed={seed}", *asked.overrides)
     measured = f"eval.temperature={temperature}"  # which has the same rules
-    config = load_config(None, (*fixed, *map(full_override, overrides), measured))
+    config = load_config(asked.config, (*fixed, measured))
     with until_nobody_reads():
         return try_once(config, split=split, index=index, level=level, temperature=temperature)
     return 0

@@ -12,9 +12,10 @@ from headway.config.compose import EXAMPLES, Config, SftConfig
 from headway.config.rules import RULES, SFT_RULES
 from headway.config.source import COMMAND_LINE, read_source
 from headway.config.validate import validate
-from headway.core.errors import ConfigError, UserError
+from headway.core.errors import ConfigError, EnvironmentSetupError, UserError
 from headway.core.hooks import absolute
-from headway.core.schema import sections_of
+from headway.core.schema import keys_of, sections_of
+from headway.environments.registry import settings_type
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -137,6 +138,40 @@ def fix_hooks(source: Source, folder: Path) -> None:
     sources = source.values.get("source")
     for name, table in cast("dict[str, Any]", sources).items() if isinstance(sources, dict) else ():
         _fix_hook(source, table, f"source.{name}", "environment", folder)
+    _fix_arguments(source, folder)
+
+
+def _fix_arguments(source: Source, folder: Path) -> None:
+    """Make the paths absolute that environments take as arguments, by what their settings say of each."""
+    own = _table(source.values, "environment")
+    places = [("environment", own, own.get("name"))]
+    for name, table in _table(source.values, "source").items():
+        if isinstance(table, dict):
+            one = cast("dict[str, Any]", table)
+            places.append((f"source.{name}", one, one.get("environment") or own.get("name")))
+    for prefix, table, environment in places:
+        arguments = _table(table, "args")
+        if not (arguments and isinstance(environment, str)):
+            continue
+        try:
+            keys = keys_of(settings_type(environment))
+        except EnvironmentSetupError:  # told when the config is validated
+            continue
+        for name, key in keys.items():
+            value = arguments.get(name)
+            if not key.rule.names or not isinstance(value, str) or not value:
+                continue
+            base = Path() if source.where(f"{prefix}.args.{name}") == COMMAND_LINE else folder
+            if key.rule.names == "hook":
+                arguments[name] = absolute(value, base)
+            elif not value.startswith("hf:"):
+                arguments[name] = str((base / Path(value).expanduser()).absolute())
+
+
+def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the table of a name, an empty one where there is none; what else is there is refused later."""
+    found: object = values.get(name)
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def _fix_folder(source: Source, folder: Path, section: str, name: str) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,9 @@ class Rule:
     """Bounds of one setting, all optional.
 
     `pattern` is a regular expression for strings; `form` says it in words that complete "must be".
+    `names` says that an environment's argument names a "file" or folder (but hf:NAME), or a "hook" of the
+    user's own code: the config makes its path absolute, from the config file's folder or, on the command
+    line, the current one.
     """
 
     ge: float | None = None
@@ -28,6 +31,7 @@ class Rule:
     lt: float | None = None
     pattern: str | None = None
     form: str = ""
+    names: Literal["", "file", "hook"] = ""
 
 
 def setting(
@@ -40,13 +44,14 @@ def setting(
     lt: float | None = None,
     pattern: str | None = None,
     form: str = "",
+    names: Literal["", "file", "hook"] = "",
 ) -> Any:
     """Declare a setting with its default, its own description and its bounds.
 
     A callable default (a class, `dict`, `list`) is a default factory. Pass `dataclasses.MISSING` for a
     setting that the user must give.
     """
-    metadata = {"doc": doc, "rule": Rule(ge, gt, le, lt, pattern, form)}
+    metadata = {"doc": doc, "rule": Rule(ge, gt, le, lt, pattern, form, names)}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 BUILT_IN = {
     "arithmetic": "headway.environments.arithmetic:Arithmetic",
     "harness": "headway.environments.harness.environment:Harness",
+    "dataset": "headway.environments.dataset.environment:Dataset",
     "python-code": "headway.environments.python_code:PythonCode",
 }
+FAMILIES = {"reasoning-gym": "headway.environments.reasoning_gym.environment:named"}
+"""Environments `FAMILY:NAME`, and the function that returns the class of such a name."""
 _PARTS = {
     "settings_type": "settings_type = Settings, a frozen dataclass",
     "name": 'name = "mine"',
@@ -94,6 +97,10 @@ def build(name: str, args: Mapping[str, Any] | None = None, seed: int = 0) -> En
 
 def _load(name: str) -> type[Any]:
     """Return the environment class of a name."""
+    family, colon, _ = name.partition(":")
+    if colon and family in FAMILIES:
+        module, attribute = load_module(FAMILIES[family])
+        return getattr(module, attribute)(name)
     target = BUILT_IN.get(name, name)
     if not is_own(target):
         near = difflib.get_close_matches(name, BUILT_IN, 1)

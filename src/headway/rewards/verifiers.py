@@ -39,3 +39,41 @@ def extract_python_block(text: str) -> str | None:
     """
     found = _BLOCK.search(text)
     return found[1] if found else None
+
+
+def equals_text(text: str, value: str) -> bool:
+    r"""Return whether a text is `value`, spaces and line breaks around and between words apart.
+
+    >>> equals_text(" a  b\n", "a b"), equals_text("A b", "a b")
+    (True, False)
+    """
+    return text.split() == value.split()
+
+
+def contains_text(text: str, value: str) -> bool:
+    """Return whether `value` is somewhere in a text, whatever the case, and stands there by itself.
+
+    >>> contains_text("It is PARIS.", "Paris"), contains_text("Parisian", "Paris")
+    (True, False)
+    """
+    words = r"\s+".join(map(re.escape, value.split()))
+    return bool(words) and re.search(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE) is not None
+
+
+_CHOICE = re.compile(r"(?<![A-Za-z0-9])\(?([A-Z])\)?(?![A-Za-z0-9'])")
+_SAID = re.compile(r"(?i:answer|choice|option)\s*(?i:is)?\s*:?\s*\*{0,2}\(?([A-Za-z])\)?(?![A-Za-z0-9'])")
+
+
+def last_choice(text: str) -> str | None:
+    """Return the letter of a multiple choice that a text settles on, None when it names none.
+
+    That is the letter after the last "answer is", "answer:", "choice" or "option", else the last capital that
+    stands alone; a lower-case letter counts where it is the whole text. "I" and "A" as words deceive it.
+
+    >>> last_choice("(B) is wrong, so the answer is (c)."), last_choice("b"), last_choice("D. 12")
+    ('C', 'B', 'D')
+    """
+    if re.fullmatch(r"\W*[A-Za-z]\W*", text):
+        return re.sub(r"\W", "", text).upper()
+    found = _SAID.findall(text) or _CHOICE.findall(text)
+    return found[-1].upper() if found else None

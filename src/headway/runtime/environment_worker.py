@@ -55,13 +55,9 @@ _PROMPTS_CHECKED = 8  # of each split, before anything is generated
 async def serve(job: Job, link: Link) -> None:
     """Build the environment, then run rollouts until told to stop."""
     config = job.config
-    with blamed("being built"):
-        environments = build_all(config)
-    stage = reward_stage(config, job.run_dir)
     renderer = Renderer(job.model_dir)
-    check_levels(environments, config)
-    for environment in environments.values():
-        check_prompts(environment, renderer, config)
+    environments = await asyncio.to_thread(_ready, config, renderer)  # data may be large, a library slow
+    stage = reward_stage(config, job.run_dir)
     provider = make_pool(config.sandbox, job.run_id, _kept_ready(job))
     uses_sandboxes = any(environment.needs_sandbox for environment in environments.values())
     unswept = ""
@@ -116,6 +112,16 @@ async def serve(job: Job, link: Link) -> None:
         if stage is not None:
             await stage.close()
     payloads.close()
+
+
+def _ready(config: Config, renderer: Renderer) -> dict[str, Environment]:
+    """Return the run's environments, built and looked at."""
+    with blamed("being built"):
+        environments = build_all(config)
+    check_levels(environments, config)
+    for environment in environments.values():
+        check_prompts(environment, renderer, config)
+    return environments
 
 
 def _kept_ready(job: Job) -> int:

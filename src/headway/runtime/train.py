@@ -35,16 +35,23 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Config, *, config_path: Path, overrides: Sequence[str] = (), view: Choice | None = None
+    config: Config,
+    *,
+    config_path: Path | None,
+    overrides: Sequence[str] = (),
+    view: Choice | None = None,
+    default_name: str = "",
 ) -> int:
     """Run a new run to its end; return the exit code. `view` takes the place of `telemetry.view`.
+
+    `default_name` is the run's where neither the config nor its file says one.
 
     What `headway check` looks at without a model or a sandbox is looked at first; `config` is what the other
     two load to.
 
     Raises UserError for anything that the user can mend, before a process is started where possible.
     """
-    name = config.run.name or config_path.stem
+    name = config.run.name or default_name or (config_path.stem if config_path else "run")
     parent = Path(config.run.dir)
     if not config.run.name:
         name = directory.free_name(parent, name)

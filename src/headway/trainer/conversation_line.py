@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from headway.core.errors import UserError
+from headway.core.json_lines import json_object
 from headway.core.near import did_you_mean, nearest
 from headway.core.records import FLAGS, FLOATS, TOKENS, Message, TrainingSample
 from headway.renderers.written import with_mask, written_sample
@@ -34,7 +34,7 @@ def sample_of_line(
 
     Raises UserError without a place.
     """
-    row = _object(line)
+    row = json_object(line)
     if (weight := _weight(row)) == 0 or (row.get("missing") and not row.get("token_ids")):
         return None
     exact = "token_ids" in row
@@ -43,23 +43,6 @@ def sample_of_line(
         rule = "a conversation must have a trained token; here every message or token is left out"
         raise UserError(rule, remedy="Leave the line out, or train one of its answers")
     return sample, weight
-
-
-def _object(line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        what = (
-            f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        )
-        remedy = "Each line must be one JSON object"
-        if line.lstrip()[:1] in ("[", "{") and len(line.strip()) < 3:
-            remedy = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
-        raise UserError(f"not valid JSON: {what}", remedy=remedy) from None
-    if not isinstance(row, dict):
-        remedy = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
-        raise UserError("a line must be a JSON object", value=type(row).__name__, remedy=remedy)
-    return cast("dict[str, Any]", row)
 
 
 def _weight(row: dict[str, Any]) -> float:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from headway.core.errors import ConfigError, UserError
+from headway.core.json_lines import text_lines
 from headway.renderers.written import cut
 from headway.trainer.conversation_line import sample_of_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from headway.core.records import TrainingSample
@@ -66,7 +66,7 @@ def read_conversations(path: Path, renderer: Renderer, reading: Reading, *, key:
         ConfigError: with every line that is wrong, up to MAX_PROBLEMS of them.
     """
     found, problems, num_problems = Conversations(), list[UserError](), 0
-    for number, line in _lines(path, key):
+    for number, line in text_lines(path, key):
         place = f"{path.name}:{number}"
         try:
             _take(line, place, renderer, reading, found)
@@ -87,27 +87,6 @@ def read_conversations(path: Path, renderer: Renderer, reading: Reading, *, key:
             rule, remedy='A line is {"messages": [...]} or {"prompt": "...", "completion": "..."}', key=key
         )
     return found
-
-
-def _lines(path: Path, key: str) -> Iterator[tuple[int, str]]:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        rule = "the data file must exist"
-        remedy = "In a config file a path is relative to its folder, on the command line to the current one"
-        raise UserError(rule, value=str(path), remedy=remedy, key=key) from None
-    except OSError as error:
-        rule = f"the data file must be readable: {error.strerror}"
-        raise UserError(rule, value=str(path), remedy="Give a JSONL file", key=key) from None
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        rule = "the data file must be UTF-8 text"
-        raise UserError(rule, remedy="Save it as UTF-8", key=key, where=f"{path}:{line}") from None
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield number, line
 
 
 def _take(line: str, place: str, renderer: Renderer, reading: Reading, found: Conversations) -> None:

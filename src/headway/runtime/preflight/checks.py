@@ -92,7 +92,7 @@ def look(subject: Subject, checks: Sequence[Check] = CHECKS) -> Iterator[Looked]
         yield Looked(check, found)
 
 
-def look_at_file(path: Path, overrides: Sequence[str]) -> tuple[Subject | None, Iterator[Looked]]:
+def look_at_file(path: Path | None, overrides: Sequence[str]) -> tuple[Subject | None, Iterator[Looked]]:
     """Load a config; return what is looked at, and each check when it is done.
 
     A config that cannot be loaded fails the first check, and there is nothing to look at.

@@ -1,0 +1,60 @@
+"""JSONL files: one JSON object a line, UTF-8; empty lines are passed over."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, cast
+
+from headway.core.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_ARRAY = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
+
+
+def text_lines(path: Path, key: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file that are not empty, each with its number from 1.
+
+    Args:
+        path: the file.
+        key: the config's key that names it, for messages.
+
+    Raises UserError when it cannot be read or is no UTF-8.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        rule = "the data file must exist"
+        remedy = "In a config file a path is relative to its folder, on the command line to the current one"
+        raise UserError(rule, value=str(path), remedy=remedy, key=key) from None
+    except OSError as error:
+        rule = f"the data file must be readable: {error.strerror}"
+        raise UserError(rule, value=str(path), remedy="Give a JSONL file", key=key) from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        rule = "the data file must be UTF-8 text"
+        raise UserError(rule, remedy="Save it as UTF-8", key=key, where=f"{path}:{line}") from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
+def json_object(line: str) -> dict[str, Any]:
+    """Return the object of a line; raise UserError, without a place, when it holds none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        what = (
+            f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        )
+        remedy = "Each line must be one JSON object"
+        if line.lstrip()[:1] in ("[", "{") and len(line.strip()) < 3:
+            remedy = _ARRAY
+        raise UserError(f"not valid JSON: {what}", remedy=remedy) from None
+    if not isinstance(row, dict):
+        raise UserError("a line must be a JSON object", value=type(row).__name__, remedy=_ARRAY)
+    return cast("dict[str, Any]", row)

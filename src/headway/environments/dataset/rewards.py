@@ -1,0 +1,173 @@
+"""What judges an answer to a row: verifiers by name, or the user's own function.
+
+A verifier is pure and quick. A plain function of the user's runs in a thread, so that one that waits or
+computes holds up its own score only; an async one runs in the event loop. `reward.timeout_s` bounds both; a
+thread that is overdue cannot be ended and goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable
+from inspect import isawaitable, iscoroutinefunction
+from typing import TYPE_CHECKING, Any, cast
+
+from headway.core.errors import UserError
+from headway.core.hooks import load_function
+from headway.core.records import Reward
+from headway.environments.dataset.settings import REWARD_PARAMETERS
+from headway.environments.off_loop import in_thread
+from headway.rewards.check import MalformedRewardFault
+from headway.rewards.verifiers import (
+    contains_text,
+    equals_number,
+    equals_text,
+    extract_python_block,
+    last_choice,
+    last_number,
+)
+
+if TYPE_CHECKING:
+    from headway.core.protocols import Sandbox
+
+# Prints one JSON object: the nonce, and of each test whether it passed or what it raised. The nonce comes
+# first on stdin, so that code that prints its own verdict and exits passes nothing.
+_HARNESS = """
+import json, os, sys
+job = json.loads(sys.stdin.read())
+out = os.fdopen(os.dup(1), "w")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+nonce, tests, code = job.pop("nonce"), job.pop("tests"), job.pop("code")
+space, results = {"__name__": "answer"}, []
+try:
+    exec(compile(code, "answer", "exec"), space)
+except BaseException as error:
+    results = [f"{type(error).__name__}: {error}"] * len(tests)
+else:
+    for test in tests:
+        try:
+            exec(compile(test, "test", "exec"), dict(space))
+            results.append("")
+        except BaseException as error:
+            results.append(f"{type(error).__name__}: {error}")
+out.write(json.dumps({"nonce": nonce, "results": [one[:200] for one in results]}))
+out.flush()
+os._exit(0)
+"""
+
+
+def check_answer(verifier: str, value: Any) -> None:
+    """Raise UserError, without a place, when a verifier cannot use a row's right answer."""
+    if verifier == "number" and _number(value) is None:
+        raise UserError("the right answer must hold a number", value=value, remedy="Use another reward")
+    if verifier == "choice" and last_choice(str(value)) is None:
+        raise UserError("the right answer must be a letter", value=value, remedy="Use another reward")
+    if verifier == "regex":
+        try:
+            re.compile(str(value))
+        except re.error as error:
+            raise UserError(f"the right answer must be a regular expression: {error}", value=value) from None
+    if verifier == "python-tests" and not _tests(value):
+        raise UserError("the right answer must hold tests: Python text, or a list of such", value=value)
+
+
+def judge(verifier: str, answer: str, value: Any) -> Reward:
+    """Return the reward of an answer by a verifier's name: 1 or 0."""
+    match verifier:
+        case "number":
+            right = equals_number(answer, cast("float", _number(value)))
+        case "exact":
+            right = equals_text(answer, str(value))
+        case "contains":
+            right = contains_text(answer, str(value))
+        case "choice":
+            right = last_choice(answer) == last_choice(str(value))
+        case "regex":
+            right = re.search(str(value), answer) is not None
+        case other:
+            raise ValueError(f"no such verifier: {other}")
+    reason = (
+        "right" if right else f"{_short(str(value))} was expected, the answer was {_short(answer.strip())}"
+    )
+    return Reward(float(right), (reason,))
+
+
+async def run_tests(answer: str, value: Any, sandbox: Sandbox) -> Reward:
+    """Return 1 when the answer's Python block passes every test in a sandbox, 0 else."""
+    code, tests = extract_python_block(answer), _tests(value)
+    if code is None:
+        return Reward(0.0, ("the answer holds no closed ```python block",))
+    nonce = secrets.token_hex(16)
+    job = json.dumps({"nonce": nonce, "tests": tests, "code": code}).encode()
+    done = await sandbox.exec(["python3", "-I", "-S", "-B", "-c", _HARNESS], stdin=job)
+    results = _results(done.stdout, nonce, len(tests))
+    if results is None:
+        return Reward(0.0, (f"the code did not finish: {done.cause}",), {"tests_passed": 0.0})
+    passed = results.count("")
+    wrong = next((f"test {at}: {result}" for at, result in enumerate(results) if result), "every test passed")
+    return Reward(float(passed == len(tests)), (wrong,), {"tests_passed": passed / len(tests)})
+
+
+class OwnReward:
+    """The user's function (answer, row) by its name; raises HookError when it cannot be loaded."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._function: Callable[..., Any] = load_function(name, REWARD_PARAMETERS, may_await=True)
+
+    async def __call__(self, answer: str, row: dict[str, Any]) -> Reward:
+        """Return the reward; raises whatever the function raises, RewardFault for what is no reward."""
+        function = self._function
+        if iscoroutinefunction(function):
+            value = await function(answer, row)
+        else:
+            value = await in_thread(self._name, lambda: function(answer, row))
+            if isawaitable(value):  # an async method behind a callable object
+                value = await value
+        return as_reward(value)
+
+
+def as_reward(value: Any) -> Reward:
+    """Return what a function answered as a Reward; raises MalformedRewardFault."""
+    if isinstance(value, Reward):
+        return value
+    reasons: tuple[str, ...] = ()
+    pair = cast("tuple[object, ...]", value) if isinstance(value, tuple) else ()
+    if len(pair) == 2:
+        value, reason = pair
+        reasons = (str(reason),)
+    if isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, (int, float)):
+        rule = "a reward function must return a number, (number, reason) or a Reward"
+        raise MalformedRewardFault(rule, value=type(value).__name__)
+    return Reward(value, reasons)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return last_number(str(value))
+
+
+def _tests(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value] if value.strip() else []
+    entries = cast("list[Any]", value) if isinstance(value, list) else []
+    return [str(entry) for entry in entries]
+
+
+def _results(stdout: str, nonce: str, num_tests: int) -> list[str] | None:
+    try:
+        found: Any = json.loads(stdout)
+        results: Any = found["results"] if found["nonce"] == nonce else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    entries = cast("list[Any]", results) if isinstance(results, list) else []
+    return [str(one) for one in entries] if len(entries) == num_tests else None
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")

@@ -1,0 +1,1 @@
+"""Datasets of the library reasoning-gym as environments `reasoning-gym:NAME`."""
