@@ -37,6 +37,13 @@ from headway.sandbox.roster import RosterProvider
 from headway.sandbox.settings import SandboxSettings
 
 
+def folder_name(text: str) -> str:
+    """Return a name for a folder, another one for every text; never that of another folder, as ".." is."""
+    if not text.strip("."):
+        return "%" + text.replace(".", "%2E")
+    return quote(text, safe="")
+
+
 class BubblewrapProvider(RosterProvider["BubblewrapSandbox"]):
     """Makes sandboxes with bubblewrap."""
 
@@ -54,7 +61,7 @@ class BubblewrapProvider(RosterProvider["BubblewrapSandbox"]):
         Raises SandboxUnavailableError with the remedy when no command can run.
         """
         layout, image = self.layout(), await self.image()
-        probe = BubblewrapSandbox("preflight", {"run": f"preflight-{os.getpid()}"}, self)
+        probe = self.new(*self.probe)
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
         except SandboxError as error:
@@ -84,7 +91,7 @@ class BubblewrapProvider(RosterProvider["BubblewrapSandbox"]):
 
     def place(self, sandbox_id: str, labels: Mapping[str, str]) -> Path:
         """Return where a sandbox's work folder is to be."""
-        return self.root() / quote(labels.get("run", "none"), safe="") / quote(sandbox_id, safe="")
+        return self.root() / folder_name(labels.get("run", "none")) / folder_name(sandbox_id)
 
     async def reap(self, run_id: str) -> int:
         """End this process's sandboxes of a run and remove folders that dead processes left.
@@ -93,7 +100,7 @@ class BubblewrapProvider(RosterProvider["BubblewrapSandbox"]):
         process uses are removed too.
         """
         ended = await self.reap_own(run_id)
-        folder = self.root() / quote(run_id, safe="")
+        folder = self.root() / folder_name(run_id)
         if folder.is_dir():
             for orphan in os.listdir(folder):
                 await asyncio.to_thread(files.remove_tree, folder / orphan)

@@ -51,7 +51,7 @@ class LocalProvider(RosterProvider["LocalSandbox"]):
 
         Raises SandboxUnavailableError with the remedy when no command can run.
         """
-        probe = LocalSandbox("preflight", {"run": f"preflight-{os.getpid()}"}, self)
+        probe = self.new(*self.probe)
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
         except SandboxUnavailableError:

@@ -65,7 +65,7 @@ class UnsafeProvider(BubblewrapProvider):
         """
         warnings.warn(WARNING, stacklevel=2)
         await self.image()
-        probe = UnsafeSandbox("preflight", {"run": f"preflight-{os.getpid()}"}, self)
+        probe = self.new(*self.probe)
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
         finally:
