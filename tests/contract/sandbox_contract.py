@@ -363,8 +363,41 @@ class SandboxContract:
         )
         assert (await sandbox.exec(["pwd"])).stdout == "/work\n"
         for nowhere in ("none", "folder/deep/file", "/nowhere"):
-            result = await sandbox.exec(["pwd"], cwd=nowhere)
-            assert (result.rc, result.stdout, result.cause) == (126, "", "exit"), result
+            for argv in (["pwd"], [*PYTHON, "print(1)"]):
+                result = await sandbox.exec(argv, cwd=nowhere)
+                assert (result.rc, result.stdout, result.cause) == (126, "", "exit"), result
+        assert await sandbox.read("folder/deep/file") == b"x"
+
+    async def test_a_work_folder_that_a_program_has_closed_is_open_for_the_next(
+        self, provider, sandbox, tmp_path
+    ):
+        """Nobody but the infrastructure may make a sandbox unusable: that would hide a sample."""
+        await sandbox.write("file", b"x")
+        if (await sandbox.exec(["chmod", "700", "."])).rc:
+            pytest.skip("the work folder is not the program's to close")
+
+        async def closed(mode):
+            result = await sandbox.exec([*PYTHON, f"import os; os.chmod('.', {mode})"])
+            assert (result.rc, result.cause) == (0, "exit"), result
+
+        for mode in (0, 0o200, 0o600):
+            for argv in (["cat", "file"], [*PYTHON, "print(open('file').read(), end='')"]):
+                await closed(mode)
+                assert (await sandbox.exec(argv)).stdout == "x"
+            await closed(mode)
+            assert await sandbox.read("file") == b"x"
+            await closed(mode)
+            await sandbox.write("other", b"y")
+            await closed(mode)
+            assert len(await sandbox.download(".")) > 1024
+            await closed(mode)
+            await provider.snapshot(sandbox.id, tmp_path / "store", {})
+            await closed(mode)
+            fork = await provider.fork(sandbox.id, f"f/{uuid.uuid4().hex}", {"run": "r"})
+            assert await fork.read("other") == b"y"
+            await fork.terminate()
+        await closed(0)
+        assert await provider.alive(sandbox.id)
 
     tells_usage = True
 

@@ -216,6 +216,8 @@ class HostedSandbox(SpawningSandbox[LongLived]):
             self._folder = folder
         elif self._terminated:
             raise SandboxError("a terminated sandbox cannot be used", value=self._id)
+        with contextlib.suppress(FileNotFoundError):  # `intact` tells
+            files.keep_open(self._folder)
         return self._folder
 
     async def _whole_work(self) -> Path:

@@ -220,6 +220,13 @@ def _exactly(source: BinaryIO, size: int) -> bytes:
 # --- single files
 
 
+def _keep_open(work: str) -> None:
+    """See to it that the owner of the work folder may use it, whatever a program did to its mode."""
+    mode = stat.S_IMODE(os.lstat(work).st_mode)
+    if mode & 0o700 != 0o700:
+        os.chmod(work, mode | 0o700)
+
+
 def _parent(work: str, parts: list[str], *, make: bool) -> int:
     at = os.open(work, _FOLDER)
     for part in parts[:-1]:
@@ -364,6 +371,7 @@ def _begin(job: dict[str, Any]) -> None:
     try:
         os.setsid()
         _drop(job["uid"])
+        _keep_open(job["work"])
         for name, (soft, hard) in job["limits"].items():
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(getattr(resource, "RLIMIT_" + name), (soft, hard))
@@ -534,6 +542,7 @@ def main(verb: str, text: str) -> int:
             return {"run": _run, "prepare": _prepare, "sweep": _sweep}[verb](job)
         _drop(job["uid"])
         os.umask(0o022)
+        _keep_open(job["work"])
         if verb == "read":
             _read(job["work"], job["parts"], job["max_bytes"])
         elif verb == "write":

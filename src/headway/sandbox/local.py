@@ -317,6 +317,7 @@ class LocalSandbox(SpawningSandbox[LongLived]):
                     raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         elif not self._cell.alive:
             raise SandboxError("the sandbox's first process is gone, and its files with it", value=self._id)
+        files.keep_open(self._cell.work_fd)
         return self._cell
 
     def _base(self, cell: Cell) -> str:

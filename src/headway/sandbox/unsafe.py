@@ -13,7 +13,6 @@ with the worker, killed or not: each command has a keeper that reads a pipe of t
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
