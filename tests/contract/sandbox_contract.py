@@ -720,10 +720,45 @@ class SandboxContract:
             look = "readlink broken loop folder file; test -p pipe && echo fifo; stat -c %a,%h one two"
             shown = await other.exec(["sh", "-c", look])
             links = ["nowhere", ".", f"{tmp_path}/host", str(secret), "fifo"]
-            assert shown.stdout.split() == [*links, "755,1", "755,1"]
+            assert shown.stdout.split() == [*links, "755,2", "755,2"]
         finally:
             await other.terminate()
         assert secret.read_text() == "the host's"
+
+    async def test_many_names_of_one_file_take_no_more_than_it_and_stay_one(
+        self, provider, sandbox, tmp_path
+    ):
+        """Else a program could make a snapshot of its sandbox that no sandbox has room for."""
+        code = (
+            "import os\n"
+            "open('file', 'wb').write(os.urandom(8 << 20))\n"
+            "os.makedirs('a/closed/b')\n"
+            "for n in range(100): os.link('file', f'z{n}'); os.link('file', f'a/closed/b/{n}')\n"
+            "open('a/closed/only', 'w').write('x'); os.link('a/closed/only', 'a/only')\n"
+            "os.link('a/closed/only', 'b'); os.chmod('a/closed', 0)\n"
+        )
+        made = await sandbox.exec([*PYTHON, code])
+        if made.cause == "disk":
+            pytest.skip("each name of a file counts as one here")
+        assert (made.rc, made.stderr) == (0, "")
+        store = tmp_path / "snapshots"
+        digest = await provider.snapshot(sandbox.id, store, {})
+        assert sum(path.stat().st_blocks * 512 for path in store.rglob("*")) < 9 << 20
+        others = [
+            await self.restored(provider, store, digest),
+            await provider.fork(sandbox.id, f"f/{uuid.uuid4().hex}", {"run": "r"}),
+        ]
+        try:
+            for other in others:
+                look = "stat -c %h,%a file z7 b; stat -c %a a/closed; chmod 700 a/closed; cd a/closed"
+                shown = await other.exec(
+                    ["sh", "-c", f"{look}; stat -c %h b/9 only; cat only; cmp b/0 ../../z9"]
+                )
+                assert shown.stdout.split() == ["201,644", "201,644", "3,644", "0", "201", "3", "x"]
+            assert await provider.snapshot(others[1].id, store, {}) != ""
+        finally:
+            for other in others:
+                await other.terminate()
 
     async def test_a_snapshot_of_what_cannot_be_read_or_is_huge_or_deep(self, provider, sandbox, tmp_path):
         code = (

@@ -26,9 +26,9 @@ def open_root(root: Path | int) -> int:
 
 
 def keep_open(root: Path | int) -> None:
-    """See to it that the owner of a work folder may use it, whatever a program did to its mode."""
+    """See to it that the owner of a work folder may look into it, whatever a program did to its mode."""
     mode = stat.S_IMODE(os.stat(root).st_mode)
-    if mode & 0o700 != 0o700:
+    if mode & 0o500 != 0o500:
         os.chmod(root, mode | 0o700)
 
 
