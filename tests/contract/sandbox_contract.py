@@ -112,6 +112,15 @@ class SandboxContract:
     async def test_a_command_that_does_not_exist_is_no_success(self, sandbox):
         assert (await sandbox.exec(["no-such-command"])).rc not in (0, None)
 
+    @pytest.mark.parametrize("word", ["a\0b", "\ud800", "x" * 1_200_000], ids=["nul", "surrogate", "long"])
+    async def test_a_command_line_that_cannot_be_run_fails_as_a_command(self, sandbox, word):
+        """A model may have written it: of the infrastructure's failures it may make none."""
+        for argv, cwd in ((["echo", word], ""), ([*PYTHON, f"#{word}"], ""), (["pwd"], word)):
+            result = await sandbox.exec(argv, cwd=cwd)
+            assert (result.signal, result.stdout, result.cause) == (None, "", "exit"), result
+            assert result.rc in (126, 127), result
+        assert (await sandbox.exec(["echo", "x"])).stdout == "x\n"
+
     async def test_a_command_without_an_exit_code_is_never_exit_code_0(self, sandbox):
         # Behaviour check 29.
         result = await sandbox.exec([*PYTHON, "import os; print('x', flush=True); os.kill(os.getpid(), 9)"])

@@ -35,6 +35,7 @@ from headway.sandbox.preflight import guarantees, unavailable
 from headway.sandbox.process import Limits, LongLived, Tree, run_contained
 from headway.sandbox.roster import RosterProvider
 from headway.sandbox.settings import SandboxSettings
+from headway.sandbox.words import unrunnable
 
 
 def folder_name(text: str) -> str:
@@ -173,6 +174,8 @@ class BubblewrapSandbox(HostedSandbox):
         settings = self._provider.settings
         async with self._turn:
             wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
+            if (no := unrunnable(argv, env or {}, cwd)) is not None:
+                return no
             make, over_quota = await self._plan(argv, env, cwd, wanted.output_bytes)
 
             def tree(stack: contextlib.AsyncExitStack) -> Tree:

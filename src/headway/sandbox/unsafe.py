@@ -30,6 +30,7 @@ from headway.sandbox.limited import WithoutPauses, WithoutSpawns
 if TYPE_CHECKING:
     from headway.sandbox.images import Image
     from headway.sandbox.settings import SandboxSettings
+from headway.sandbox.words import unrunnable
 
 WARNING = (
     'sandbox.provider = "unsafe-local" contains nothing: what the model writes runs as you, with your files, '
@@ -119,6 +120,8 @@ class UnsafeSandbox(WithoutSpawns, WithoutPauses, BubblewrapSandbox):
         settings = self._provider.settings
         async with self._turn:
             folder = await self._work()
+            if (no := unrunnable(argv, env or {}, cwd)) is not None:
+                return no
             self._index.programs_run()
             return await run_kept(
                 list(argv),
