@@ -112,6 +112,15 @@ class SandboxContract:
     async def test_a_command_that_does_not_exist_is_no_success(self, sandbox):
         assert (await sandbox.exec(["no-such-command"])).rc not in (0, None)
 
+    @pytest.mark.parametrize("word", ["a\0b", "\ud800", "x" * 1_200_000], ids=["nul", "surrogate", "long"])
+    async def test_a_command_line_that_cannot_be_run_fails_as_a_command(self, sandbox, word):
+        """A model may have written it: of the infrastructure's failures it may make none."""
+        for argv, cwd in ((["echo", word], ""), ([*PYTHON, f"#{word}"], ""), (["pwd"], word)):
+            result = await sandbox.exec(argv, cwd=cwd)
+            assert (result.signal, result.stdout, result.cause) == (None, "", "exit"), result
+            assert result.rc in (126, 127), result
+        assert (await sandbox.exec(["echo", "x"])).stdout == "x\n"
+
     async def test_a_command_without_an_exit_code_is_never_exit_code_0(self, sandbox):
         # Behaviour check 29.
         result = await sandbox.exec([*PYTHON, "import os; print('x', flush=True); os.kill(os.getpid(), 9)"])
@@ -363,8 +372,41 @@ class SandboxContract:
         )
         assert (await sandbox.exec(["pwd"])).stdout == "/work\n"
         for nowhere in ("none", "folder/deep/file", "/nowhere"):
-            result = await sandbox.exec(["pwd"], cwd=nowhere)
-            assert (result.rc, result.stdout, result.cause) == (126, "", "exit"), result
+            for argv in (["pwd"], [*PYTHON, "print(1)"]):
+                result = await sandbox.exec(argv, cwd=nowhere)
+                assert (result.rc, result.stdout, result.cause) == (126, "", "exit"), result
+        assert await sandbox.read("folder/deep/file") == b"x"
+
+    async def test_a_work_folder_that_a_program_has_closed_is_open_for_the_next(
+        self, provider, sandbox, tmp_path
+    ):
+        """Nobody but the infrastructure may make a sandbox unusable: that would hide a sample."""
+        await sandbox.write("file", b"x")
+        if (await sandbox.exec(["chmod", "700", "."])).rc:
+            pytest.skip("the work folder is not the program's to close")
+
+        async def closed(mode):
+            result = await sandbox.exec([*PYTHON, f"import os; os.chmod('.', {mode})"])
+            assert (result.rc, result.cause) == (0, "exit"), result
+
+        for mode in (0, 0o200, 0o600):
+            for argv in (["cat", "file"], [*PYTHON, "print(open('file').read(), end='')"]):
+                await closed(mode)
+                assert (await sandbox.exec(argv)).stdout == "x"
+            await closed(mode)
+            assert await sandbox.read("file") == b"x"
+            await closed(mode)
+            await sandbox.write("other", b"y")
+            await closed(mode)
+            assert len(await sandbox.download(".")) > 1024
+            await closed(mode)
+            await provider.snapshot(sandbox.id, tmp_path / "store", {})
+            await closed(mode)
+            fork = await provider.fork(sandbox.id, f"f/{uuid.uuid4().hex}", {"run": "r"})
+            assert await fork.read("other") == b"y"
+            await fork.terminate()
+        await closed(0)
+        assert await provider.alive(sandbox.id)
 
     tells_usage = True
 
@@ -687,10 +729,45 @@ class SandboxContract:
             look = "readlink broken loop folder file; test -p pipe && echo fifo; stat -c %a,%h one two"
             shown = await other.exec(["sh", "-c", look])
             links = ["nowhere", ".", f"{tmp_path}/host", str(secret), "fifo"]
-            assert shown.stdout.split() == [*links, "755,1", "755,1"]
+            assert shown.stdout.split() == [*links, "755,2", "755,2"]
         finally:
             await other.terminate()
         assert secret.read_text() == "the host's"
+
+    async def test_many_names_of_one_file_take_no_more_than_it_and_stay_one(
+        self, provider, sandbox, tmp_path
+    ):
+        """Else a program could make a snapshot of its sandbox that no sandbox has room for."""
+        code = (
+            "import os\n"
+            "open('file', 'wb').write(os.urandom(8 << 20))\n"
+            "os.makedirs('a/closed/b')\n"
+            "for n in range(100): os.link('file', f'z{n}'); os.link('file', f'a/closed/b/{n}')\n"
+            "open('a/closed/only', 'w').write('x'); os.link('a/closed/only', 'a/only')\n"
+            "os.link('a/closed/only', 'b'); os.chmod('a/closed', 0)\n"
+        )
+        made = await sandbox.exec([*PYTHON, code])
+        if made.cause == "disk":
+            pytest.skip("each name of a file counts as one here")
+        assert (made.rc, made.stderr) == (0, "")
+        store = tmp_path / "snapshots"
+        digest = await provider.snapshot(sandbox.id, store, {})
+        assert sum(path.stat().st_blocks * 512 for path in store.rglob("*")) < 9 << 20
+        others = [
+            await self.restored(provider, store, digest),
+            await provider.fork(sandbox.id, f"f/{uuid.uuid4().hex}", {"run": "r"}),
+        ]
+        try:
+            for other in others:
+                look = "stat -c %h,%a file z7 b; stat -c %a a/closed; chmod 700 a/closed; cd a/closed"
+                shown = await other.exec(
+                    ["sh", "-c", f"{look}; stat -c %h b/9 only; cat only; cmp b/0 ../../z9"]
+                )
+                assert shown.stdout.split() == ["201,644", "201,644", "3,644", "0", "201", "3", "x"]
+            assert await provider.snapshot(others[1].id, store, {}) != ""
+        finally:
+            for other in others:
+                await other.terminate()
 
     async def test_a_snapshot_of_what_cannot_be_read_or_is_huge_or_deep(self, provider, sandbox, tmp_path):
         code = (

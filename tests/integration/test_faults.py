@@ -179,3 +179,57 @@ def test_weights_that_are_not_numbers_are_named(bench, tiny_model):
     assert ended.code == 1, ended.text
     assert "version 0.0 computed values that are not finite" in ended.out
     assert bench.check()["steps"] == 0
+
+
+GONE = {
+    # Each start is refused for good, as by a service whose token was revoked.
+    "create": (
+        """
+async def create(self, sandbox_id, labels):
+    raise SandboxUnavailableError("the token is taken no more", remedy="Run `service token new`")
+if index >= 12:
+    BubblewrapProvider.create = create""",
+        "the token is taken no more",
+    ),
+    # Sandboxes still come to be, and no command runs in any.
+    "program": (
+        """
+layout = BubblewrapProvider.layout
+def gone(self):
+    return replace(layout(self), bwrap=Bwrap("/nowhere/bwrap", ()))
+if index >= 12:
+    BubblewrapProvider.layout = gone""",
+        "the sandbox did not start",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", GONE)
+def test_a_provider_that_is_gone_for_good_in_mid_run_ends_it_by_name(bench, what):
+    gone, words = GONE[what]
+    environment = bench.environment(
+        needs_sandbox=True,
+        rollout=f"""
+from dataclasses import replace
+from headway.core.errors import SandboxError, SandboxUnavailableError
+from headway.sandbox.bubblewrap import BubblewrapProvider
+from headway.sandbox.layout import Bwrap
+{gone.strip()}
+try:
+    assert (await sandbox.exec(["echo", "hi"])).stdout == "hi\\n"
+except SandboxError:
+    pass  # an environment that goes on all the same makes no reward of it""",
+    )
+    ended = bench.train(*environment, "queue.max_failed_groups=4", "stop.steps=50")
+    assert ended.code == 1, ended.text
+    assert "4 groups in a row left no usable rollouts" in ended.out
+    assert words in ended.out, ended.text
+    assert what != "create" or "Run `service token new`" in ended.out, ended.text
+    assert "Traceback" not in ended.err, ended.text
+    report = bench.check()
+    assert report["outcome"] == "failed"
+    assert report["steps"] >= 1  # those before it are in the weights
+    told = messages(bench, "infra")
+    assert any(words in note["message"] for note in told)
+    scored = {event["rollout"] for event in bench.entries("Scored")}
+    assert not {note["rollout"] for note in told} & scored

@@ -31,6 +31,7 @@ NOT_LIVE = {
     "pruning.max_repetition": "the environment's process learned it when it started",
     "pruning.repetition_window": "the environment's process learned it when it started",
     "pruning.value_hook": "the environment's process loaded the function when it started",
+    "sandbox.max_live": "the pool of each environment worker divided its places when it started",
 }
 """Keys in those sections that do not, and why."""
 

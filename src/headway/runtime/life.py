@@ -34,6 +34,7 @@ from headway.queue.verdict import verdict_function
 from headway.runtime import directory, reserve, retention, snapshots
 from headway.runtime.control import STOP, Control, control_address
 from headway.runtime.crew import Crew, Death, Worker
+from headway.runtime.handover import SHARED_MEMORY, owned, shared_folder, sweep_shared_memory
 from headway.runtime.housekeeper import Housekeeper, Tidy
 from headway.runtime.job import Job, Role, checkpoint_dir, payload_dir, weights_dir
 from headway.runtime.kept import best_checkpoint
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from headway.core.commands import Finish, RestartWorker
     from headway.rewards.group import GroupReward
 
-SHARED_MEMORY = Path("/dev/shm")
 _MAX_READ_AGAIN = 32 << 20  # bytes of a journal that is read once more at the end: some seconds
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
@@ -112,9 +112,10 @@ def _live(prepared: Prepared) -> int:
         ending.callback(directory.end_life, run_dir)
         ending.callback(_write_summary, prepared)
         ending.callback(prepared.journal.close)
+        ending.enter_context(owned(Path(record.weights_dir)))
         ending.callback(sweep, prepared.config, record, run_dir, prepared.say)
         try:
-            Path(record.weights_dir).mkdir(mode=0o700, exist_ok=True)
+            sweep_shared_memory()
             finish, death = asyncio.run(_Life(prepared, Path(record.weights_dir)).run())
         except (KeyboardInterrupt, asyncio.CancelledError):
             prepared.say(f"stopped at once; `headway resume {run}` goes on from the last checkpoint")
@@ -226,7 +227,7 @@ def _original(death: Death) -> HeadwayError:
 def _weights_dir(prepared: Prepared) -> Path:
     """Return where versions are handed over: shared memory where enough is free, else the run directory."""
     if fits_shared_memory(handover_bytes(model_facts(prepared.model_dir), prepared.config)):
-        return SHARED_MEMORY / f"headway-weights-{prepared.run_id}"
+        return shared_folder(prepared.run_id)
     return weights_dir(prepared.run_dir.absolute())
 
 

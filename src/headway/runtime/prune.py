@@ -16,6 +16,7 @@ from headway.core.segments import segment_of
 from headway.core.storage import size
 from headway.queue.settings import SchedulerSettings
 from headway.runtime import directory, reserve, retention, snapshots
+from headway.runtime.handover import sweep_shared_memory
 from headway.runtime.job import checkpoint_dir, payload_dir, weights_dir
 from headway.runtime.kept import best_checkpoint
 from headway.telemetry.journal import read_journal
@@ -58,7 +59,8 @@ class Plan:
 def prune(run_dir: Path, overrides: Sequence[str] = (), *, dry_run: bool = False) -> Plan:
     """Remove what the run's policy, with `key=value` changes, gives up; return what that is.
 
-    With `dry_run` nothing is removed. What a resume needs stays in any case.
+    With `dry_run` nothing is removed. What a resume needs stays in any case. What killed runs left in shared
+    memory goes too, of whatever run it is.
 
     Raises RunDirectoryError when the run is still going, UserError for settings of anything else.
     """
@@ -68,6 +70,7 @@ def prune(run_dir: Path, overrides: Sequence[str] = (), *, dry_run: bool = False
         if not dry_run:
             for spare in plan.spare:
                 retention.remove(spare.paths)
+            sweep_shared_memory()
     return plan
 
 

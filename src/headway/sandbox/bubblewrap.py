@@ -39,6 +39,14 @@ from headway.sandbox.process import Limits, LongLived, Tree, run_contained
 from headway.sandbox.roster import RosterProvider
 from headway.sandbox.serving import Service, Services
 from headway.sandbox.settings import SandboxSettings
+from headway.sandbox.words import unrunnable
+
+
+def folder_name(text: str) -> str:
+    """Return a name for a folder, another one for every text; never that of another folder, as ".." is."""
+    if not text.strip("."):
+        return "%" + text.replace(".", "%2E")
+    return quote(text, safe="")
 
 if TYPE_CHECKING:
     from headway.core.protocols import ConnectionHandler
@@ -61,7 +69,7 @@ class BubblewrapProvider(RosterProvider["BubblewrapSandbox"]):
         Raises SandboxUnavailableError with the remedy when no command can run.
         """
         layout, image = self.layout(), await self.image()
-        probe = BubblewrapSandbox("preflight", {"run": f"preflight-{os.getpid()}"}, self)
+        probe = self.new(*self.probe)
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
         except SandboxError as error:
@@ -91,7 +99,7 @@ class BubblewrapProvider(RosterProvider["BubblewrapSandbox"]):
 
     def place(self, sandbox_id: str, labels: Mapping[str, str]) -> Path:
         """Return where a sandbox's work folder is to be."""
-        return self.root() / quote(labels.get("run", "none"), safe="") / quote(sandbox_id, safe="")
+        return self.root() / folder_name(labels.get("run", "none")) / folder_name(sandbox_id)
 
     async def reap(self, run_id: str) -> int:
         """End this process's sandboxes of a run and remove folders that dead processes left.
@@ -100,7 +108,7 @@ class BubblewrapProvider(RosterProvider["BubblewrapSandbox"]):
         process uses are removed too.
         """
         ended = await self.reap_own(run_id)
-        folder = self.root() / quote(run_id, safe="")
+        folder = self.root() / folder_name(run_id)
         if folder.is_dir():
             for orphan in os.listdir(folder):
                 await asyncio.to_thread(files.remove_tree, folder / orphan)
@@ -174,6 +182,8 @@ class BubblewrapSandbox(HostedSandbox):
         settings = self._provider.settings
         async with self._turn:
             wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
+            if (no := unrunnable(argv, env or {}, cwd)) is not None:
+                return no
             make, over_quota = await self._plan(argv, env, cwd, wanted.output_bytes)
 
             def tree(stack: contextlib.AsyncExitStack) -> Tree:

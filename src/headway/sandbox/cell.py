@@ -27,6 +27,7 @@ from headway.sandbox.serving import IN_LINE, cannot_listen, checked
 
 MAX_SPAWNED = 32  # long-lived processes of one sandbox at once
 _GONE_S = 5.0  # for a killed sandbox to be gone
+MAX_REQUEST_BYTES = 189_000  # of the words that a caller gives
 _MAX_REQUEST_BYTES = 190_000
 _ENDING = struct.Struct("=cB2xiQQQII")
 _STARTED = struct.Struct("=c3xIQ")

@@ -25,6 +25,13 @@ def open_root(root: Path | int) -> int:
     return os.open(".", FOLDER, dir_fd=root) if isinstance(root, int) else os.open(root, FOLDER)
 
 
+def keep_open(root: Path | int) -> None:
+    """See to it that the owner of a work folder may look into it, whatever a program did to its mode."""
+    mode = stat.S_IMODE(os.stat(root).st_mode)
+    if mode & 0o500 != 0o500:
+        os.chmod(root, mode | 0o700)
+
+
 def write_file(root: Path | int, path: str, data: bytes, owner: int | None) -> None:
     """Write a regular file below `root`, making folders; `owner` is a uid, None for the caller's.
 

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from headway.sandbox.settings import SandboxSettings
 
 
+_TRIES = 1000  # to put a folder into one that others remove
+
+
 class Host(Protocol):
     """A provider, as its sandboxes know it."""
 
@@ -51,6 +54,22 @@ class Host(Protocol):
     def forget(self, sandbox_id: str) -> None:
         """Called by a sandbox that has ended."""
         ...
+
+
+def make_folder(folder: Path) -> None:
+    """Make a work folder, and that of its run.
+
+    The latter goes with the last sandbox in it: another worker of the run may remove it at any moment.
+    """
+    for left in reversed(range(_TRIES)):
+        with contextlib.suppress(FileExistsError):  # it is there, or has just been removed
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700)
+            return
+        except FileNotFoundError:
+            if not left:
+                raise
 
 
 class HostedSandbox(SpawningSandbox[LongLived]):
@@ -125,7 +144,7 @@ class HostedSandbox(SpawningSandbox[LongLived]):
             try:
                 for path in (draft, old):
                     files.remove_tree(path)
-                draft.mkdir(mode=0o700, parents=True)
+                make_folder(draft)
                 fill(draft)
                 if self._folder is not None:
                     folder.rename(old)
@@ -188,7 +207,7 @@ class HostedSandbox(SpawningSandbox[LongLived]):
             folder = self._place()
             owner = self._provider.layout().owner
             try:
-                folder.mkdir(mode=0o700, parents=True)
+                make_folder(folder)
                 if owner is not None:
                     os.chown(folder, owner, owner)
                 self._inode = folder.lstat().st_ino
@@ -197,6 +216,8 @@ class HostedSandbox(SpawningSandbox[LongLived]):
             self._folder = folder
         elif self._terminated:
             raise SandboxError("a terminated sandbox cannot be used", value=self._id)
+        with contextlib.suppress(FileNotFoundError):  # `intact` tells
+            files.keep_open(self._folder)
         return self._folder
 
     async def _whole_work(self) -> Path:

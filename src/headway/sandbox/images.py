@@ -136,6 +136,8 @@ def _digest(folder: Path) -> str:
         if entry.kind == "file":
             with opened(entry) as fd:
                 held = Held(fd, info).name
+        elif entry.kind == "again":
+            held = str(entry.first)
         elif entry.kind == "link":
             held = os.readlink(entry.name, dir_fd=entry.folder)
         # Whole seconds, as archives have; of the top folder nothing.

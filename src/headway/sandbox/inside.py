@@ -14,7 +14,7 @@ All but `hold`, `prepare`, `relay` and the upper half of `run` happen as the use
 have. No link is followed: paths are opened one component at a time. `pack` writes a folder as a stream of records, in
 the order of a walk, with the holes of files left out; `unpack` believes nothing of such a stream: names are
 single components, and bytes and entries are counted against limits. Modes without set-uid and set-gid and
-times are kept; owners are not, hard links become files of their own, sockets and devices are left out.
+times are kept, and which names are one file; owners are not, sockets and devices are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import stat
 import struct
 import sys
 import time
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Tuple  # noqa: UP035 - of Python 3.8
 
 READY = b"headway-sandbox-ready\n"
 OVER_BYTES, OVER_FILES = 241, 242  # exit codes of `run`
@@ -38,6 +38,7 @@ _KEPT_MODE = 0o1777
 _PIECE = 1 << 18
 _HEAD = struct.Struct(">cI")
 _CHUNK = struct.Struct(">QI")
+Place = Tuple[Any, ...]  # noqa: UP006 - of something in a tree: that of its folder, () for the root, and its name
 
 
 class RefusedError(Exception):
@@ -51,8 +52,9 @@ def pack(folder: int, out: BinaryIO) -> None:
     """Write what is below an open folder; what its owner cannot read is made readable for the moment."""
     here = os.open(".", _FOLDER, dir_fd=folder)
     path: list[tuple[str, int, list[str]]] = []  # (a folder's name, its mode, folders left in its parent)
+    known: dict[int, int] = {}  # number of the file by inode, of those with several names
     try:
-        left = _pack_entries(here, out)
+        left = _pack_entries(here, out, known)
         while left or path:
             if left:
                 name = left.pop()
@@ -62,7 +64,7 @@ def pack(folder: int, out: BinaryIO) -> None:
                 _record(out, b"D", name, info)
                 path.append((name, info.st_mode, left))
                 here = _move(here, name)
-                left = _pack_entries(here, out)
+                left = _pack_entries(here, out, known)
             else:
                 name, mode, left = path.pop()
                 here = _move(here, "..")
@@ -83,11 +85,12 @@ def _move(fd: int, name: str) -> int:
 
 def _record(out: BinaryIO, kind: bytes, name: str, info: os.stat_result, to: str = "") -> None:
     mode = stat.S_IMODE(info.st_mode) & _KEPT_MODE
-    facts = json.dumps([name, mode, info.st_mtime_ns, info.st_size, to]).encode()
+    again = stat.S_ISREG(info.st_mode) and info.st_nlink > 1
+    facts = json.dumps([name, mode, info.st_mtime_ns, info.st_size, to, again]).encode()
     out.write(_HEAD.pack(kind, len(facts)) + facts)
 
 
-def _pack_entries(here: int, out: BinaryIO) -> list[str]:
+def _pack_entries(here: int, out: BinaryIO, known: dict[int, int]) -> list[str]:
     """Write everything in a folder but folders; return those."""
     folders: list[str] = []
     for name in sorted(os.listdir(here)):
@@ -98,7 +101,11 @@ def _pack_entries(here: int, out: BinaryIO) -> list[str]:
             _record(out, b"L", name, info, os.readlink(name, dir_fd=here))
         elif stat.S_ISFIFO(info.st_mode):
             _record(out, b"P", name, info)
+        elif stat.S_ISREG(info.st_mode) and info.st_ino in known:
+            _record(out, b"H", name, info, str(known[info.st_ino]))
         elif stat.S_ISREG(info.st_mode):
+            if info.st_nlink > 1:
+                known[info.st_ino] = len(known)
             _pack_file(here, name, info, out)
     return folders
 
@@ -134,6 +141,8 @@ def unpack(source: BinaryIO, folder: int, max_bytes: int, max_entries: int) -> N
     """Make below an open, empty folder what `pack` wrote. Raises RefusedError or OSError."""
     here = os.open(".", _FOLDER, dir_fd=folder)
     path: list[tuple[int, int]] = []  # (mode, time) of the folders that are open
+    place: Place = ()
+    several: list[Place] = []  # places of the files with several names
     num_bytes = num_entries = 0
     try:
         while True:
@@ -145,17 +154,17 @@ def unpack(source: BinaryIO, folder: int, max_bytes: int, max_entries: int) -> N
             if kind == b"U":
                 if not path:
                     raise RefusedError("the stream leads out of its folder")
-                done, here = here, os.open("..", _FOLDER, dir_fd=here)
+                done, here, place = here, os.open("..", _FOLDER, dir_fd=here), place[0]
                 _finish(done, *path.pop())
                 os.close(done)
                 continue
             num_entries += 1
             if num_entries > max_entries or size > 1 << 16:
                 raise RefusedError("more files than allowed")
-            name, mode, mtime, length, to = _facts(_exactly(source, size))
+            name, mode, mtime, length, to, again = _facts(_exactly(source, size))
             if kind == b"D":
                 os.mkdir(name, 0o700, dir_fd=here)
-                here = _move(here, name)
+                here, place = _move(here, name), (place, name)
                 path.append((mode, mtime))
             elif kind == b"L":
                 os.symlink(to, name, dir_fd=here)
@@ -166,17 +175,51 @@ def unpack(source: BinaryIO, folder: int, max_bytes: int, max_entries: int) -> N
                 os.utime(name, ns=(mtime, mtime), dir_fd=here)
             elif kind == b"F":
                 num_bytes += _unpack_file(source, here, (name, mode, mtime, length), max_bytes - num_bytes)
+                if again:
+                    several.append((place, name))
+            elif kind == b"H":
+                if not to.isdigit() or int(to) >= len(several):
+                    raise RefusedError("a second name of no file")
+                link_again(folder, several[int(to)], here, name)
             else:
                 raise RefusedError("an unknown record")
     finally:
         os.close(here)
 
 
-def _facts(data: bytes) -> tuple[str, int, int, int, str]:
-    name, mode, mtime, length, to = json.loads(data)
+def _facts(data: bytes) -> tuple[str, int, int, int, str, bool]:
+    name, mode, mtime, length, to, again = json.loads(data)
     if not (isinstance(name, str) and isinstance(to, str)) or "/" in name or name in ("", ".", ".."):
         raise RefusedError("a name must be one component")
-    return name, int(mode) & _KEPT_MODE, int(mtime), int(length), to
+    return name, int(mode) & _KEPT_MODE, int(mtime), int(length), to, again is True
+
+
+def link_again(root: int, place: Place, folder: int, name: str) -> None:
+    """Give a file below the open folder `root` another name, in the open folder `folder`.
+
+    Folders on the way that are closed to their owner are opened for it, and closed again.
+    """
+    names: list[str] = []
+    while place:
+        names.append(place[1])
+        place = place[0]
+    passed: list[tuple[str, int]] = []  # (a folder's name, its mode)
+    here = os.open(".", _FOLDER, dir_fd=root)
+    try:
+        for below in reversed(names[1:]):
+            mode = stat.S_IMODE(os.stat(below, dir_fd=here, follow_symlinks=False).st_mode)
+            if mode & 0o500 != 0o500:
+                os.chmod(below, mode | 0o500, dir_fd=here)
+            passed.append((below, mode))
+            here = _move(here, below)
+        os.link(names[0], name, src_dir_fd=here, dst_dir_fd=folder, follow_symlinks=False)
+        while any(mode & 0o500 != 0o500 for _, mode in passed):
+            below, mode = passed.pop()
+            here = _move(here, "..")
+            if mode & 0o500 != 0o500:
+                os.chmod(below, mode, dir_fd=here)
+    finally:
+        os.close(here)
 
 
 def _unpack_file(source: BinaryIO, here: int, facts: tuple[str, int, int, int], room: int) -> int:
@@ -219,6 +262,13 @@ def _exactly(source: BinaryIO, size: int) -> bytes:
 
 
 # --- single files
+
+
+def _keep_open(work: str) -> None:
+    """See to it that the owner of the work folder may look into it, whatever a program did to its mode."""
+    mode = stat.S_IMODE(os.lstat(work).st_mode)
+    if mode & 0o500 != 0o500:
+        os.chmod(work, mode | 0o700)
 
 
 def _parent(work: str, parts: list[str], *, make: bool) -> int:
@@ -365,6 +415,7 @@ def _begin(job: dict[str, Any]) -> None:
     try:
         os.setsid()
         _drop(job["uid"])
+        _keep_open(job["work"])
         for name, (soft, hard) in job["limits"].items():
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(getattr(resource, "RLIMIT_" + name), (soft, hard))
@@ -542,6 +593,7 @@ def main(verb: str, text: str) -> int:
             return {"run": _run, "prepare": _prepare, "sweep": _sweep, "relay": _relay}[verb](job)
         _drop(job["uid"])
         os.umask(0o022)
+        _keep_open(job["work"])
         if verb == "read":
             _read(job["work"], job["parts"], job["max_bytes"])
         elif verb == "write":

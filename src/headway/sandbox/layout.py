@@ -50,7 +50,7 @@ ulimit -v {memory_kb} && ulimit -f {file_blocks} && ulimit -n {files} && ulimit 
 ulimit -S -t {cpu_s} && ulimit -H -t {cpu_kill_s} || exit 125
 printf '{ready}\\n'
 read -r go && [ "$go" = go ] || exit 125
-cd -- "$1" || exit 126
+cd {work} && cd -- "$1" || exit 126
 shift
 exec "$@"
 """
@@ -191,6 +191,7 @@ class Layout:
             cpu_s=settings.cpu_s,
             cpu_kill_s=settings.cpu_s + 1,
             ready=READY.decode().strip(),
+            work=WORK,  # not by bubblewrap, whose failures are no program's
         )
 
     def _contained(self, sources: dict[str, str], info_fd: int, life_fd: int) -> list[str]:
@@ -206,7 +207,7 @@ class Layout:
             *["--proc", "/proc", "--dev", "/dev", "--size", "1048576", "--tmpfs", "/dev/shm"],
             *["--size", size, "--tmpfs", "/tmp", "--bind", sources[WORK], WORK],
             *python,
-            *["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK],
+            *["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"],
             # As its sync-fd, bubblewrap closes the controller's pipe before the program starts.
             *["--info-fd", str(info_fd), "--sync-fd", str(life_fd), "--"],
         ]

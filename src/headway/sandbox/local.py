@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import ExecLimits, ExecResult, Guarantee, SandboxStats
 from headway.sandbox import files
-from headway.sandbox.cell import MAX_SPAWNED, Cell, Program, unpack_stats
+from headway.sandbox.cell import MAX_REQUEST_BYTES, MAX_SPAWNED, Cell, Program, unpack_stats
 from headway.sandbox.images import Image, image_of
 from headway.sandbox.memory import give_back
 from headway.sandbox.preflight import local_guarantees, unavailable
@@ -33,6 +33,7 @@ from headway.sandbox.store import Index, Store
 from headway.sandbox.tars import Allowance, pack, unpack
 from headway.sandbox.trees import copy_tree
 from headway.sandbox.whole import to_its_end, whole
+from headway.sandbox.words import unrunnable
 from headway.sandbox.zygote import MODEL_UID, Zygote
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class LocalProvider(RosterProvider["LocalSandbox"]):
 
         Raises SandboxUnavailableError with the remedy when no command can run.
         """
-        probe = LocalSandbox("preflight", {"run": f"preflight-{os.getpid()}"}, self)
+        probe = self.new(*self.probe)
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
         except SandboxUnavailableError:
@@ -152,9 +153,12 @@ class LocalSandbox(SpawningSandbox[LongLived]):
         Limits that are not given come from the settings. Raises SandboxError when it could not start.
         """
         settings = self._provider.settings
+        most = MAX_REQUEST_BYTES
         async with self._turn:
             cell = await self._made()
             self._must_go_on()
+            if (no := unrunnable(argv, env or {}, cwd, max_word_bytes=most, max_bytes=most)) is not None:
+                return no
             self._index.programs_run()
             wanted = limits or ExecLimits(settings.wall_s, settings.output_bytes)
             self._command = Command(cell, settings, lambda: self._terminated)
@@ -341,6 +345,7 @@ class LocalSandbox(SpawningSandbox[LongLived]):
                     raise SandboxError("a terminated sandbox cannot be used", value=self._id)
         elif not self._cell.alive:
             raise SandboxError("the sandbox's first process is gone, and its files with it", value=self._id)
+        files.keep_open(self._cell.work_fd)
         return self._cell
 
     def _base(self, cell: Cell) -> str:

@@ -99,23 +99,25 @@ class PooledProvider:
             inner, self._starter, self._bell, warm=warm, run_id=run_id, room=lambda: self._room, clock=clock
         )
         self._num_warm = self._num_cold = 0
+        self._probing = asyncio.Lock()
 
     async def preflight(self) -> list[Guarantee]:
         """Say what the provider promises here; see `SandboxProvider`. Its probe has a lease as well."""
         if self._book is None or not isinstance(self.inner, _Probing):
             return await self.inner.preflight()
-        probe_id, labels = self.inner.probe
-        self._book.begin(probe_id, labels)
-        try:
-            found = await self.inner.preflight()
-        except SandboxUnavailableError:  # there is nothing that could have made one
+        async with self._probing:  # all of one provider have one id
+            probe_id, labels = self.inner.probe
+            self._book.begin(probe_id, labels)
+            try:
+                found = await self.inner.preflight()
+            except SandboxUnavailableError:  # there is nothing that could have made one
+                self._book.end(probe_id)
+                raise
+            except BaseException:
+                await whole(self._starter.undo(probe_id, labels))
+                raise
             self._book.end(probe_id)
-            raise
-        except BaseException:
-            await whole(self._starter.undo(probe_id, labels))
-            raise
-        self._book.end(probe_id)
-        return found
+            return found
 
     async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> Sandbox:
         """Hand out a sandbox that has started. Labels `purpose`, `image` and `run` are read.

@@ -174,7 +174,7 @@ class Tree:
                 env=dict(env),
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter for words that no program can be given
             raise SandboxError(f"the sandbox's process could not be created: {error}") from error
         finally:
             os.close(info_write)

@@ -39,6 +39,7 @@ from headway.sandbox.streams import Spool, once, packed, pieces, scratch, unpack
 from headway.sandbox.tars import Allowance
 from headway.sandbox.whole import to_its_end, whole
 from headway.sandbox.wire import Wire
+from headway.sandbox.words import MAX_WORD_BYTES, could_not_run
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -121,7 +122,10 @@ class RemoteSandbox(WithoutSpawns):
             await self._going_on.wait()  # it may have been paused while it was made
             if self._terminated:
                 return ExecResult(None, None, "", "", False, "killed", 0.0)
-            return await self._run(program("run", job), stdin, wanted)
+            words = program("run", job)
+            if max(map(len, words)) > MAX_WORD_BYTES:  # all of it passes as one
+                return could_not_run("it is too long for a machine; write it to a file")
+            return await self._run(words, stdin, wanted)
 
     def serve(
         self, port: int, handler: ConnectionHandler, *, max_connections: int = 64

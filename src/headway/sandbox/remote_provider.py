@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -35,12 +34,6 @@ class RemoteProvider(RosterProvider[RemoteSandbox]):
     def __init__(self, settings: SandboxSettings) -> None:
         super().__init__(settings)
         self._image: Image | None = None
-        self._probe_id = f"preflight-{uuid.uuid4().hex[:8]}"  # of this process alone, on whatever machine
-
-    @property
-    def probe(self) -> tuple[str, dict[str, str]]:
-        """Id and labels of the sandbox that `preflight` makes."""
-        return self._probe_id, super().probe[1]
 
     def machine(self, sandbox_id: str, labels: Mapping[str, str]) -> Machine:
         """Return a machine that is not made yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
@@ -59,11 +60,12 @@ class RosterProvider(Generic[S]):
         self._settings = settings
         self._live: dict[str, S] = {}
         self._stores: dict[Path, Store] = {}
+        self._probe_id = f"preflight-{uuid.uuid4().hex[:8]}"  # of this provider alone, on whatever machine
 
     @property
     def probe(self) -> tuple[str, dict[str, str]]:
-        """Id and labels of the sandbox that `preflight` makes."""
-        return "preflight", {"run": f"preflight-{os.getpid()}"}
+        """Id and labels of the sandbox that `preflight` makes, one at a time."""
+        return self._probe_id, {"run": f"preflight-{os.getpid()}"}
 
     def new(self, sandbox_id: str, labels: Mapping[str, str]) -> S:
         """Return a sandbox that nothing was made for yet, and that is not live."""

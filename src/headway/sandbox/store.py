@@ -211,6 +211,8 @@ class Store:
                     if info.st_ctime_ns < settled_ns:
                         files[info.st_ino] = key, blob
                     steps.append(["file", name, mode, mtime_ns, info.st_size, blob])
+                case "again":
+                    steps.append(["again", name, entry.first])
                 case "folder":
                     steps.append(["folder", name])
                 case "up":
@@ -238,6 +240,8 @@ class Store:
                         mode, mtime_ns, size, blob = rest
                         with filler.file(name, mode, mtime_ns) as target:
                             blobs.put(blob, size, target)
+                    case "again":
+                        filler.again(name, *rest)
                     case "folder":
                         filler.folder(name)
                     case "up":

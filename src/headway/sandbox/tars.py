@@ -88,10 +88,10 @@ def _pack_entry(archive: tarfile.TarFile, entry: Entry, name: str, limits: Allow
     member = tarfile.TarInfo(name)
     member.mode = stat.S_IMODE(entry.info.st_mode) & KEPT_MODE
     member.mtime = entry.info.st_mtime_ns / 1e9
-    size = entry.info.st_size if entry.kind == "file" else 0
+    size = entry.info.st_size if entry.kind in ("file", "again") else 0
     limits.take(name, size)
     match entry.kind:
-        case "file":
+        case "file" | "again":
             member.size = size
             with opened(entry) as fd, os.fdopen(os.dup(fd), "rb") as file:
                 archive.addfile(member, file)

@@ -2,9 +2,10 @@
 
 A program in the sandbox may have planted anything there. So nothing recurses: trees are walked with one open
 folder, and every entry is opened by its own name. What passes is regular files (their holes as holes),
-folders, symlinks and fifos, with modes (without set-uid and set-gid) and times. Hard links become files of
-their own; sockets, which nobody listens to any more, and devices are left out. Whoever fills a tree owns it,
-or names one uid that does. The caller makes sure that no program runs meanwhile.
+folders, symlinks and fifos, with modes (without set-uid and set-gid) and times. Names of one file stay
+names of one file, or a thousand of them would hold a thousand times what they are allowed to. Sockets, which
+nobody listens to any more, and devices are left out. Whoever fills a tree owns it, or names one uid that
+does. The caller makes sure that no program runs meanwhile.
 
 An overlay's upper folder is a tree too: with `overlay`, whiteouts and opaque folders pass as what they are.
 """
@@ -22,12 +23,13 @@ from typing import Literal
 
 from headway.core.errors import SandboxError
 from headway.sandbox.files import FOLDER, move, open_root
+from headway.sandbox.inside import Place, link_again
 
 KEPT_MODE = 0o1777
 OPAQUE = "user.overlay.opaque"  # of a folder that hides what lies below it, as the kernel's overlay says it
 PIECE_BYTES = 1 << 20
 
-Kind = Literal["folder", "up", "file", "link", "fifo", "whiteout"]
+Kind = Literal["folder", "up", "file", "again", "link", "fifo", "whiteout"]
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class Entry:
     info: os.stat_result
     folder: int  # descriptor of the folder that holds it, or of the one that ends; open until the next step
     opaque: bool = False  # of "up"
+    first: int = 0  # of "again", another name of a file: which of the "file"s of the walk it is
     ours: bool = True
 
 
@@ -54,6 +57,8 @@ def walk(root: Path | int, *, overlay: bool = False, ours: bool = True) -> Itera
     info = os.fstat(here)
     name = ""
     folders: list[tuple[str, os.stat_result]] = []
+    several: dict[tuple[int, int], int] = {}  # number of the file, of those with several names
+    num_files = 0
     entering = True
     try:
         while True:
@@ -66,6 +71,13 @@ def walk(root: Path | int, *, overlay: bool = False, ours: bool = True) -> Itera
                     if entry.is_dir(follow_symlinks=False):
                         folders.append((entry.name, about))
                     elif (kind := _kind(about, overlay)) is not None:
+                        inode, first = (about.st_dev, about.st_ino), num_files
+                        if kind == "file" and about.st_nlink > 1:
+                            first = several.setdefault(inode, num_files)
+                        if first < num_files:
+                            yield Entry("again", entry.name, about, here, ours=ours, first=first)
+                            continue
+                        num_files += kind == "file"
                         yield Entry(kind, entry.name, about, here, ours=ours)
                 folders.reverse()
             if folders:
@@ -145,16 +157,20 @@ class Filler:
 
     def __init__(self, root: Path | int, owner: int | None) -> None:
         self.here = open_root(root)
+        self._root = os.dup(self.here)
+        self._place: Place = ()
+        self._files: list[Place] = []
         self._owner = owner
 
     def close(self) -> None:
         """Let go of the folder that it is in."""
         os.close(self.here)
+        os.close(self._root)
 
     def folder(self, name: str) -> None:
         """Make a folder and go into it."""
         os.mkdir(name, 0o700, dir_fd=self.here)
-        self.here = move(self.here, name)
+        self.here, self._place = move(self.here, name), (self._place, name)
 
     def up(self, mode: int, mtime_ns: int, *, opaque: bool = False, last: bool = False) -> None:
         """Finish a folder and leave it, but the root."""
@@ -162,7 +178,7 @@ class Filler:
         if opaque:
             os.setxattr(done, OPAQUE, b"y")
         if not last:
-            self.here = os.open("..", FOLDER, dir_fd=done)
+            self.here, self._place = os.open("..", FOLDER, dir_fd=done), self._place[0]
         try:
             self._finish(done, mode, mtime_ns)
         finally:
@@ -179,6 +195,11 @@ class Filler:
             self._finish(fd, mode, mtime_ns)
         finally:
             os.close(fd)
+        self._files.append((self._place, name))
+
+    def again(self, name: str, first: int) -> None:
+        """Give a file another name; `first` says which of those that were made."""
+        link_again(self._root, self._files[first], self.here, name)
 
     def link(self, name: str, target: str, mtime_ns: int) -> None:
         """Make a symlink."""
@@ -238,6 +259,8 @@ def _copy(entry: Entry, filler: Filler) -> None:
         case "file":
             with opened(entry) as source, filler.file(name, mode, mtime_ns) as target:
                 copy_data(source, target, entry.info.st_size)
+        case "again":
+            filler.again(name, entry.first)
         case "link":
             filler.link(name, os.readlink(name, dir_fd=entry.folder), mtime_ns)
         case "fifo":

@@ -13,7 +13,6 @@ with the worker, killed or not: each command has a keeper that reads a pipe of t
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from headway.sandbox.images import Image
     from headway.sandbox.serving import Service
     from headway.sandbox.settings import SandboxSettings
+from headway.sandbox.words import unrunnable
 
 WARNING = (
     'sandbox.provider = "unsafe-local" contains nothing: what the model writes runs as you, with your files, '
@@ -67,7 +67,7 @@ class UnsafeProvider(BubblewrapProvider):
         """
         warnings.warn(WARNING, stacklevel=2)
         await self.image()
-        probe = UnsafeSandbox("preflight", {"run": f"preflight-{os.getpid()}"}, self)
+        probe = self.new(*self.probe)
         try:
             result = await probe.exec(["python3", "-I", "-S", "-c", "print('ok')"])
         finally:
@@ -122,6 +122,8 @@ class UnsafeSandbox(WithoutSpawns, WithoutPauses, BubblewrapSandbox):
         settings = self._provider.settings
         async with self._turn:
             folder = await self._work()
+            if (no := unrunnable(argv, env or {}, cwd)) is not None:
+                return no
             self._index.programs_run()
             return await run_kept(
                 list(argv),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from headway.core.errors import RunDirectoryError
 from headway.core.storage import free_bytes, size
 from headway.matching.memory import checkpoint_bytes, handover_bytes
-from headway.runtime.life import SHARED_MEMORY, fits_shared_memory
+from headway.runtime.handover import SHARED_MEMORY
+from headway.runtime.life import fits_shared_memory
 from headway.runtime.preflight.findings import Finding, failed, ok, warning
 
 if TYPE_CHECKING:

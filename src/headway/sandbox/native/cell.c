@@ -406,6 +406,7 @@ static void build_filters(uint64_t secret) {
 #define SNIPPET 1  /* flags of a request: may be a fork of the nest; */
 #define NO_INPUT 2 /* comes without a descriptor for stdin */
 #define NO_SYSV 4  /* set by init for the nest: the second filter */
+#define NO_FOLDER 126 /* exit code of a program whose folder cannot be entered, which programs can bring about */
 
 struct program {
   uint32_t flags, id; /* 0 for the command, else of a long-lived process */
@@ -452,10 +453,9 @@ static void become_model(const struct program *program) {
   prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
   umask(022);
   if (program->id) prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* what it leaves behind is still its own */
-  if (chdir("/work")) _exit(125);
-  if (*program->cwd && chdir(program->cwd)) {
-    complain(program->cwd, ": cannot be entered\n");
-    _exit(126);
+  if (chdir("/work") || (*program->cwd && chdir(program->cwd))) {
+    complain(*program->cwd ? program->cwd : "/work", ": cannot be entered\n");
+    _exit(NO_FOLDER);
   }
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) _exit(125);
   if (!filtered && syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filters[!!(program->flags & NO_SYSV)]))
@@ -873,7 +873,8 @@ static void hear_nest(void) {
     unborn = 0;
   } else if (size == sizeof said && said.kind == 'i') {
     catch_up();
-  } else if (size == sizeof said && said.kind == 'x' && (!outside || WIFSIGNALED(said.status))) {
+  } else if (size == sizeof said && said.kind == 'x' &&
+             (!outside || WIFSIGNALED(said.status) || WEXITSTATUS(said.status) == NO_FOLDER)) {
     close(reply);
     reply = -1;
     unborn = 0;
