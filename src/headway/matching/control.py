@@ -179,15 +179,16 @@ class Controller:
                 return
         if quiet:
             return
-        if cycle.wait > settings.wait_low or cycle.waste > settings.max_waste:
-            cuts = list(rules.give_up_waste(cycle, levers))
+        waste = self._waste()
+        if cycle.wait > settings.wait_low or waste > settings.max_waste:
+            cuts = list(rules.give_up_waste(cycle, levers, waste))
             if cuts:
                 yield cuts[0]
                 return
         if starved:
-            more = rules.make_more(cycle, levers, self._signals) if rules.has_room(cycle, levers) else ()
-            found = self._free(more, up=True) or self._free(rules.try_less(cycle, levers), up=False)
-            yield from found[:1]
+            if rules.has_room(cycle, levers):
+                more = rules.make_more(cycle, levers, self._signals, waste)
+                yield from self._free(more, up=True)[:1]
         elif len(self._calm) >= settings.calm_cycles:
             least = min(cycle.num_queued for cycle in self._calm)
             yield from self._free(rules.take_back(cycle, levers, least), up=False)[:1]
@@ -268,6 +269,12 @@ class Controller:
         """Return the share of waiting of the newest cycles."""
         newest = list(self._recent)[-_JUDGED:]
         return sum(cycle.wait for cycle in newest) / len(newest) if newest else 0.0
+
+    def _waste(self) -> float:
+        """Return the share that oversampling threw away since the last change; 0 while too few cycles tell."""
+        since = [cycle for cycle in self._recent if cycle.t - cycle.length_s >= self._quiet_until_s]
+        tokens = sum(cycle.num_tokens for cycle in since)
+        return sum(cycle.num_wasted for cycle in since) / tokens if tokens and len(since) >= _JUDGED else 0.0
 
     def _say_move(self, cycle: Cycle) -> list[Noticed]:
         """Say when machines should move between the two sides, where they share a pool."""
