@@ -41,6 +41,7 @@ Fixed = tuple[int, int, int, int]
 DEFAULT: Fixed = (-1, 0, 0, 0)
 GRID: list[Fixed] = [
     *itertools.product((-1,), (0, 3), (0, 1, 2, 3), (0,)),  # depth at the bound, with both oversamplings
+    (-1, 0, 4, 0),
     *itertools.product((-1, 1), (0,), (0, 2), (64,)),  # fewer at once
     *itertools.product((1,), (0,), (0, 2), (0,)),
 ]

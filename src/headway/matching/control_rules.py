@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from headway.matching.control_signals import Cycle, Signals
 
 _ROOM, _FULL = 0.1, 0.3  # share of the answers' time in line: below it engines have room, above it none
-_SLOW = 1.25  # a group's slowest member by its second slowest, from which an extra member is worth it
 _NEAR = 0.5  # share of the wait with most of a batch there, from which the rest is not worth waiting for
 _MOST = 0.5  # growth in one turn
 _TAIL = 3.0  # length quantile by median, from which pruning is worth it
@@ -93,7 +92,7 @@ def give_up_waste(cycle: Cycle, levers: Levers, waste: float) -> Iterator[Turn]:
     for lever in _EXTRAS:
         value = levers.value(lever)
         if value and levers.may(lever):
-            yield Turn(lever, min(value - 1, value * 2 // 3), why)
+            yield Turn(lever, value - max(1, value // 4), why)
 
 
 def make_more(cycle: Cycle, levers: Levers, signals: Signals, waste: float) -> Iterator[Turn]:
@@ -117,7 +116,7 @@ def make_more(cycle: Cycle, levers: Levers, signals: Signals, waste: float) -> I
     if waste < _SPARE * levers.settings.max_waste:
         extra = levers.value("rollouts_extra")
         most = min(levers.high("rollouts_extra"), levers.within_waste("rollouts_extra"))
-        if extra < most and cycle.slow_ratio >= _SLOW and levers.may("rollouts_extra"):
+        if extra < most and cycle.slow_ratio > 1.0 + gain and levers.may("rollouts_extra"):
             why = f"{waited}; a group's slowest member took {cycle.slow_ratio:.1f} times the second slowest"
             value = min(most, extra + max(1, round(lack * levers.now.queue.group_size / 2)))
             yield Turn("rollouts_extra", value, why, gain)
