@@ -1,6 +1,6 @@
 """[control] against every fixed setting of a grid, on simulated workloads that drift; and on a real run.
 
-    python benchmarks/control.py [--scenes lengths tools ...] [--seeds 5] [--live 3] [--changes] [--fixed FILE]
+    python benchmarks/control.py [--scenes lengths tools ...] [--seeds 5] [--live 3] [--fixed FILE] [--changes]
 
 Each scene (control_scenes.py) is simulated with the real scheduler: with control from the default settings,
 with the default settings alone, and with every fixed setting of a grid: queue.depth, both keys of
@@ -64,8 +64,10 @@ class Job:
 
     @property
     def key(self) -> str:
-        """What a kept result is found under: all that it depends on, but for the code."""
-        return f"{self.name} {self.scene.name} {zlib.crc32(repr(self.scene).encode())} {self.steps} {self.seed}"
+        """What a kept result is found under: what it depends on, but for engine and code."""
+        scene = self.scene
+        what = repr((scene.workload, scene.trainer, scene.replicas, scene.queue))
+        return f"{self.name} {scene.name} {zlib.crc32(what.encode())} {self.steps} {self.seed}"
 
 
 class Changes:
@@ -177,7 +179,10 @@ def compare(scene: Scene, found: dict[str, list[dict[str, Any]]], *, changes: bo
         "best": best,
         "best_within_max_waste": names["best_within_max_waste"],
         "changes": median(len(row["changes"]) for row in found["control"]),
-        **{key: {to: middle(name, key) for to, name in names.items()} for key in ("wait", "staleness", "waste")},
+        **{
+            key: {to: middle(name, key) for to, name in names.items()}
+            for key in ("wait", "staleness", "waste")
+        },
         "samples_per_s": {name: middle(name, "samples_per_s") for name in found},
     }
 
@@ -193,7 +198,9 @@ def main() -> None:
     parser.add_argument("--live", type=int, default=3, help="rounds of the real run; 0 for none")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--changes", action="store_true", help="print what control changed, and why")
-    parser.add_argument("--fixed", type=Path, help="file for the results of fixed settings, kept between runs")
+    parser.add_argument(
+        "--fixed", type=Path, help="file for the results of fixed settings, kept between runs"
+    )
     arguments = parser.parse_args()
     kept, found = Kept(arguments.fixed), dict[str, dict[str, Any]]()
     with ProcessPoolExecutor(arguments.processes) as pool:

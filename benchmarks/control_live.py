@@ -55,6 +55,8 @@ def live(rounds: int) -> dict[str, object]:
         "ratio": median(ratios),
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),
-        "ratio_of_the_end": median(on / off for on, off in zip(later["control"], later["default"], strict=True)),
+        "ratio_of_the_end": median(
+            on / off for on, off in zip(later["control"], later["default"], strict=True)
+        ),
         "changes": changes,
     }

@@ -16,7 +16,7 @@ class SlowSumsSettings:
     """What `[environment.args]` may set."""
 
     tool_s: float = setting(0.5, "Mean duration of a tool call, seconds.", ge=0)
-    sigma: float = setting(1.2, "Of its logarithm: 0 makes all alike, 1.2 makes one in twenty last long.", ge=0)
+    sigma: float = setting(1.2, "Of its logarithm: 0 makes all alike, 1.2 some very long.", ge=0)
     num_calls: int = setting(2, "Calls of a rollout, one after each answer.", ge=1)
     num_eval: int = setting(32, "Held-out tasks.", ge=1)
 
