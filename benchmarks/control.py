@@ -1,12 +1,13 @@
 """[control] against every fixed setting of a grid, on simulated workloads that drift; and on a real run.
 
-    python benchmarks/control.py [--scenes lengths tools ...] [--seeds 2] [--live 2] [--changes]
+    python benchmarks/control.py [--scenes lengths tools ...] [--seeds 5] [--live 3] [--fixed FILE] [--changes]
 
 Each scene (control_scenes.py) is simulated with the real scheduler: with control from the default settings,
 with the default settings alone, and with every fixed setting of a grid: queue.depth, both keys of
 oversampling, queue.max_running_rollouts. Compared are rollouts trained a second of the whole run, at the same
-bound; the best fixed setting is known only afterwards. --live N adds N rounds of a real run that tool latency
-dominates, in turns with the default.
+bound, as medians over seeds; the best fixed setting is the one with the best median, known only afterwards.
+--live N adds N rounds of a real run that tool latency dominates, in turns with the default. --fixed FILE
+keeps what fixed settings gave, which no change of the controller changes, and takes it from there next time.
 
 The last line is one JSON object. Simulated seconds do not depend on the machine.
 """
@@ -15,14 +16,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
+import json
+import zlib
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from statistics import fmean
+from pathlib import Path
+from statistics import geometric_mean, median
 from typing import Any
 
 from control_live import live
-from control_scenes import SCENES, STEPS, Scene
+from control_scenes import HELD_OUT, SCENES, STEPS, Scene
 from keep import keep
 
 from headway.config.control import ControlSettings
@@ -32,26 +35,39 @@ from headway.matching.workload import DrawnWorkload
 from headway.queue.entry_settings import OversamplingSettings
 from headway.queue.settings import CheckpointSettings, EvalSettings, SchedulerSettings, StopSettings
 
-DEPTHS, GROUPS, ROLLOUTS, RUNNING = (1, 2), (0, 3), (0, 1, 2), (0, 64)
 ON = ControlSettings(mode="on")
 Fixed = tuple[int, int, int, int]
 """queue.depth, oversampling.groups_extra and rollouts_extra, queue.max_running_rollouts."""
+DEFAULT: Fixed = (-1, 0, 0, 0)
+GRID: list[Fixed] = [
+    *itertools.product((-1,), (0, 3), (0, 1, 2, 3), (0,)),  # depth at the bound, with both oversamplings
+    (-1, 0, 4, 0),
+    *itertools.product((-1, 1), (0,), (0, 2), (64,)),  # fewer at once
+    *itertools.product((1,), (0,), (0, 2), (0,)),
+]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One simulation; without a fixed setting the default one."""
+    """One simulation."""
 
     scene: Scene
     seed: int
     steps: int
-    fixed: Fixed | None = None
+    fixed: Fixed = DEFAULT
     control: bool = False
 
     @property
     def name(self) -> str:
         """What is compared."""
-        return "control" if self.control else "default" if self.fixed is None else str(self.fixed)
+        return "control" if self.control else "default" if self.fixed == DEFAULT else str(self.fixed)
+
+    @property
+    def key(self) -> str:
+        """What a kept result is found under: what it depends on, but for engine and code."""
+        scene = self.scene
+        what = repr((scene.workload, scene.trainer, scene.replicas, scene.queue))
+        return f"{self.name} {scene.name} {zlib.crc32(what.encode())} {self.steps} {self.seed}"
 
 
 class Changes:
@@ -68,14 +84,10 @@ class Changes:
 
 def simulate(job: Job) -> dict[str, Any]:
     """Simulate once."""
-    queue, extra = job.scene.queue, OversamplingSettings()
-    if job.fixed is not None:
-        depth, groups, rollouts, running = job.fixed
-        queue = replace(queue, depth=depth, max_running_rollouts=running)
-        extra = OversamplingSettings(groups_extra=groups, rollouts_extra=rollouts)
+    depth, groups, rollouts, running = job.fixed
     settings = SchedulerSettings(
-        queue=queue,
-        oversampling=extra,
+        queue=replace(job.scene.queue, depth=depth, max_running_rollouts=running),
+        oversampling=OversamplingSettings(groups_extra=groups, rollouts_extra=rollouts),
         eval=EvalSettings(num_tasks=0),
         stop=StopSettings(steps=job.steps),
         checkpoint=CheckpointSettings(every_steps=0),
@@ -92,70 +104,115 @@ def simulate(job: Job) -> dict[str, Any]:
         workload=DrawnWorkload(job.scene.workload),
         seed=job.seed,
         journal=changes,
-        control=ON if job.control else None,
+        control=ON if job.control else ControlSettings(mode="off"),
     )
     metrics = driver.run().metrics
-    staleness = metrics["rl.staleness.token"]["mean"]
+    thrown = (metrics[f"rl.oversampling.{kind}.token_fraction"] for kind in ("finished", "unfinished"))
     return {
         "samples_per_s": metrics["rl.consumption.wall_samples_per_s"],
         "wait": metrics["rl.trainer.wait_fraction"],
-        "staleness": staleness,
+        "staleness": metrics["rl.staleness.token"]["mean"],
+        "waste": sum(share or 0.0 for share in thrown),
         "changes": changes.found,
     }
 
 
-def measure(scene: Scene, seeds: int, steps: int, pool: ProcessPoolExecutor, changes: bool) -> dict[str, Any]:
+class Kept:
+    """Results of fixed settings in a file, so that they need not be simulated again."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.known: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
+
+    def simulate(self, jobs: list[Job], pool: ProcessPoolExecutor) -> dict[str, list[dict[str, Any]]]:
+        """Return the results of all jobs by what is compared."""
+        todo = [job for job in jobs if job.control or job.key not in self.known]
+        new = {job.key: found for job, found in zip(todo, pool.map(simulate, todo), strict=True)}
+        self.known |= {job.key: new[job.key] for job in todo if not job.control}
+        if self.path:
+            self.path.write_text(json.dumps(self.known))
+        found: dict[str, list[dict[str, Any]]] = {}
+        for job in jobs:
+            found.setdefault(job.name, []).append(new.get(job.key) or self.known[job.key])
+        return found
+
+
+def jobs_of(scene: Scene, seeds: range, steps: int, *, control: bool = True) -> list[Job]:
+    """Return what is simulated of a scene."""
+    kinds = [(DEFAULT, True)] * control + [(fixed, False) for fixed in GRID]
+    return [Job(scene, seed, steps, fixed, on) for seed in seeds for fixed, on in kinds]
+
+
+def compare(scene: Scene, found: dict[str, list[dict[str, Any]]], *, changes: bool) -> dict[str, Any]:
     """Compare control with every fixed setting of a scene; print and return what came of it."""
-    grid: list[Fixed] = list(itertools.product(DEPTHS, GROUPS, ROLLOUTS, RUNNING))
-    jobs = [
-        Job(scene, seed, steps, fixed, control)
-        for seed in range(seeds)
-        for fixed, control in [(None, True), (None, False), *((one, False) for one in grid)]
-    ]
-    found: dict[str, list[dict[str, Any]]] = {}
-    for job, result in zip(jobs, pool.map(simulate, jobs), strict=True):
-        found.setdefault(job.name, []).append(result)
-    rate = {name: fmean(result["samples_per_s"] for result in rows) for name, rows in found.items()}
-    best = max((name for name in rate if name != "control"), key=lambda name: rate[name])
+
+    def middle(name: str, key: str) -> float:
+        return median(row[key] for row in found[name])
+
+    fixed = [name for name in found if name != "control"]
+    best = max(fixed, key=lambda name: middle(name, "samples_per_s"))
+    thrifty = [name for name in fixed if middle(name, "waste") <= ON.max_waste]
+    names = {
+        "control": "control",
+        "default": "default",
+        "best": best,
+        "best_within_max_waste": max(thrifty, key=lambda name: middle(name, "samples_per_s")),
+    }
     print(f"{scene.name}: {scene.words}")
-    for name in dict.fromkeys(("control", "default", best)):
-        wait, stale = (fmean(row[key] for row in found[name]) for key in ("wait", "staleness"))
-        print(f"  {name:20} {rate[name]:7.3f} rollouts/s  trainer waits {wait:4.0%}  {stale:.2f} steps old")
-    against = {"default": rate["control"] / rate["default"], "best": rate["control"] / rate[best]}
-    print(f"  control / default {against['default']:.3f}, control / best fixed {against['best']:.3f}")
+    for name in dict.fromkeys(names.values()):
+        rate = [row["samples_per_s"] for row in found[name]]
+        print(
+            f"  {name:14} {median(rate):7.3f} rollouts/s ({min(rate):.3f} to {max(rate):.3f}), trainer waits "
+            f"{middle(name, 'wait'):.0%}, {middle(name, 'staleness'):.2f} steps old, "
+            f"{middle(name, 'waste'):.0%} of the tokens thrown away"
+        )
+    result: dict[str, Any] = {}
+    for against in ("default", "best", "best_within_max_waste"):
+        pairs = zip(found["control"], found[names[against]], strict=True)
+        ratios = [on["samples_per_s"] / off["samples_per_s"] for on, off in pairs]
+        result[f"against_{against}"] = median(ratios)
+        result[f"against_{against}_low"], result[f"against_{against}_high"] = min(ratios), max(ratios)
+        print(f"  control / {against} {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
     if changes:
         print("\n".join(f"    {line}" for line in found["control"][0]["changes"]), flush=True)
-    return {
-        "against_default": against["default"],
-        "against_best": against["best"],
+    return result | {
         "best": best,
-        "changes": fmean(len(row["changes"]) for row in found["control"]),
-        "wait": {name: fmean(row["wait"] for row in found[name]) for name in ("control", "default", best)},
-        "staleness": {n: fmean(row["staleness"] for row in found[n]) for n in ("control", "default", best)},
-        "samples_per_s": rate,
+        "best_within_max_waste": names["best_within_max_waste"],
+        "changes": median(len(row["changes"]) for row in found["control"]),
+        **{
+            key: {to: middle(name, key) for to, name in names.items()}
+            for key in ("wait", "staleness", "waste")
+        },
+        "samples_per_s": {name: middle(name, "samples_per_s") for name in found},
     }
 
 
 def main() -> None:
     """Measure; print, and keep the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    names = [scene.name for scene in SCENES]
+    scenes = (*SCENES, *HELD_OUT)
+    names = [scene.name for scene in scenes]
     parser.add_argument("--scenes", nargs="*", choices=names, default=names)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--live", type=int, default=2, help="rounds of the real run; 0 for none")
+    parser.add_argument("--live", type=int, default=3, help="rounds of the real run; 0 for none")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--changes", action="store_true", help="print what control changed, and why")
+    parser.add_argument(
+        "--fixed", type=Path, help="file for the results of fixed settings, kept between runs"
+    )
     arguments = parser.parse_args()
-    result: dict[str, Any] = {}
+    kept, found = Kept(arguments.fixed), dict[str, dict[str, Any]]()
     with ProcessPoolExecutor(arguments.processes) as pool:
-        for scene in SCENES:
+        for scene in scenes:
             if scene.name in arguments.scenes:
-                steps, seeds = arguments.steps, arguments.seeds
-                result[scene.name] = measure(scene, seeds, steps, pool, arguments.changes)
-    scenes = list(result.values())
-    for key in ("against_default", "against_best") if scenes else ():
-        result[f"{key}_mean"] = math.exp(fmean(math.log(found[key]) for found in scenes))
+                jobs = jobs_of(scene, range(arguments.seeds), arguments.steps)
+                found[scene.name] = compare(scene, kept.simulate(jobs, pool), changes=arguments.changes)
+    result: dict[str, Any] = {"seeds": arguments.seeds, "steps": arguments.steps}
+    for part, members in (("scenes", SCENES), ("held_out", HELD_OUT)):
+        result[part] = {scene.name: found[scene.name] for scene in members if scene.name in found}
+        for key in ("against_default", "against_best") if result[part] else ():
+            result[f"{part}_{key}_mean"] = geometric_mean([one[key] for one in result[part].values()])
     if arguments.live:
         result["live"] = live(arguments.live)
     keep("control", result)

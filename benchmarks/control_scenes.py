@@ -104,3 +104,28 @@ SCENES = (
         trainer=AffineTrainer(base_s=10.0),
     ),
 )  # fmt: skip
+
+HELD_OUT = (
+    Scene(
+        "quicker",
+        "tools get four times as quick, so that the trainer comes to be the slower half",
+        WorkloadSettings(
+            turns=4.0, turns_sigma=0.3, answer_tokens=150.0, tool_s=10.0, tool_sigma=0.8,
+            rollout_sigma=0.4, observation_tokens=150.0, drift={"tool_s": 0.25}, drift_steps=60,
+            solve_alpha=2.0, solve_beta=2.0,
+        ),
+        trainer=AffineTrainer(base_s=12.0),
+    ),
+    Scene(
+        "thinking",
+        "no tools, long answers of unlike length which double, larger groups, three replicas, bound 4",
+        WorkloadSettings(
+            turns=1.0, answer_tokens=800.0, rollout_sigma=0.7, task_sigma=0.4, drift={"answer_tokens": 2.0},
+            drift_steps=80, solve_alpha=1.0, solve_beta=1.5,
+        ),
+        replicas=3,
+        trainer=AffineTrainer(base_s=6.0, token_s=2e-5),
+        queue=QueueSettings(group_size=16, batch_size=128, bound=4),
+    ),
+)  # fmt: skip
+"""Workloads that nobody looked at while the controller was made."""

@@ -143,18 +143,71 @@ def test_what_does_not_help_is_taken_back_and_tried_again_after_twice_as_long():
     assert all(later >= 2 * earlier - 2 for earlier, later in pairwise(pauses))
 
 
-def test_a_slow_member_asks_for_one_more_in_each_group():
-    run = Run(queue=replace(QUEUE, bound=2))
+def slow_group(run, wait_s=None, times=(4.0, 5.0, 6.0, 18.0), answers=()):
+    """Let a group be scored whose members took so long, then release a batch; return what was decided."""
     run.t += STEP_S
-    starts = [run._start(f"t1.{index}") for index in range(4)]
+    starts = [run._start(f"t{run.step}.{index}") for index in range(len(times))]
+    group, began = f"t{run.step}", run.t
     run.feed(StepEnded(run.step, run.step, STEP_S, 1, 1), commands=starts)
-    for index, took_s in enumerate((4.0, 5.0, 6.0, 18.0)):
-        run.t = 30.0 + took_s
-        run.feed(Scored(f"t1.{index}", 0, 1, 1.0, (), 0.0, 0.0))
-    run.feed(DeadlinePassed(), notes=[queued("t1")])
-    decided = run._release(16, 0)
-    assert [(d.key, d.value) for d in decided] == [("oversampling.rollouts_extra", 1)]
+    for event in answers:
+        run.feed(event)
+    for index, took_s in enumerate(times):
+        run.t = began + took_s
+        run.feed(Scored(f"{group}.{index}", 0, 1, 1.0, (), 0.0, 0.0))
+    run.feed(DeadlinePassed(), notes=[queued(group)])
+    run.t = max(run.t, began + (wait_s or 0.0))
+    return run._release(16, 0)
+
+
+def test_a_slow_member_asks_for_more_in_each_group_before_any_extra_group():
+    run = Run(queue=replace(QUEUE, bound=2))
+    decided = slow_group(run)
+    assert [(d.key, d.value) for d in decided] == [("oversampling.rollouts_extra", 2)]
     assert "3.0 times the second slowest" in decided[0].reason
+
+
+@pytest.mark.parametrize(("slowest_s", "extra"), [(2.0, 1), (5.0, 2), (8.0, 3), (30.0, 4)])
+def test_extra_members_are_in_proportion_to_what_is_missing(slowest_s, extra):
+    run = Run(queue=replace(QUEUE, group_size=8, bound=2))
+    decided = slow_group(run, times=(*[0.5] * 7, slowest_s))  # a step computes for 10 s
+    assert [(d.key, d.value) for d in decided] == [("oversampling.rollouts_extra", extra)]
+
+
+def test_engines_that_are_busy_and_have_room_get_extra_members():
+    run = Run(queue=replace(QUEUE, bound=2))
+    decided = slow_group(run, answers=turn(0.0, 50))  # no tool ran: all of the time is the engine's
+    assert [d.key for d in decided] == ["oversampling.rollouts_extra"]
+
+
+def test_members_that_are_alike_ask_for_extra_groups():
+    run = Run(queue=replace(QUEUE, bound=2))
+    assert [d.key for d in slow_group(run, times=(9.9, 9.9, 9.9, 10.0))] == ["oversampling.groups_extra"]
+
+
+def test_what_was_thrown_away_is_judged_by_several_cycles():
+    run = Run(ControlSettings(mode="on", levers=("rollouts_extra",)), oversampling=OversamplingSettings(1, 0))
+    at = []
+    for index in range(4):
+        name = f"w{index}"
+        run.feed(DeadlinePassed(), commands=[run._start(name)])
+        run.feed(DeadlinePassed(), notes=[RolloutSettled(name, "w", "cancelled", 100)])
+        if run.cycle(wait=0.0):
+            at.append(index)
+    assert at == [2]
+    assert run.changes == [("oversampling.rollouts_extra", 0)]
+
+
+def test_depth_that_shows_no_gain_beyond_its_error_is_given_back():
+    """What wastes is kept until it is refuted; what makes samples older must be proven."""
+
+    def changes(lever):
+        run = Run(ControlSettings(mode="on", levers=(lever,)))
+        for num_rollouts in (20, 20, 12, 28, 24):  # the last three against the first: 7 % more, or chance
+            run.cycle(wait=0.4, num_rollouts=num_rollouts)
+        return [value for _, value in run.changes][:2]
+
+    assert changes("depth") == [3, 2]
+    assert changes("groups_extra") == [2]
 
 
 def test_engines_that_preempt_get_fewer_at_once():
@@ -172,7 +225,7 @@ def test_engines_that_are_full_get_no_oversampling():
     run.feed(DeadlinePassed(), commands=[run._start(f"w{index}") for index in range(4)])
     run.feed(DeadlinePassed(), notes=wasted)
     decided = run.cycle(wait=0.3, more=turn(9.0))
-    assert [(d.key, d.value) for d in decided] == [("oversampling.groups_extra", 2)]
+    assert [(d.key, d.value) for d in decided] == [("oversampling.groups_extra", 3)]
 
 
 def test_enough_is_taken_back_in_the_order_of_its_cost():

@@ -46,7 +46,7 @@ class ControlSettings:
         ge=0,
     )
     max_waste: float = setting(
-        0.3, "Share of the sampled tokens that oversampling may throw away.", ge=0, lt=1
+        0.4, "Share of the sampled tokens that oversampling may throw away.", ge=0, lt=1
     )
     max_groups_extra: int = setting(
         0, "oversampling.groups_extra at most; 0 takes two batches of groups.", ge=0

@@ -5,9 +5,10 @@ reason, which the driver hands to the scheduler like any other, and Noticed for 
 It decides when a batch leaves, and once more each time that the trainer has waited for as long as a cycle
 takes. In this order:
 
-- engines that preempt, and waste that costs production, are cut at once and by a factor;
+- engines that preempt get fewer at once, by a factor; waste beyond its limit, or with engines full, is cut;
 - a change that has to show its worth is left alone until a rollout's lifetime and some cycles are over, then
-  compared: rollouts trained a second before and after. What did not gain `min_gain` is taken back;
+  compared: rollouts trained a second before and after. What wastes is taken back where a gain of `min_gain`
+  is refuted, depth where it is not proven, for it makes samples older;
 - a trainer that waits gets more, one change at a time, each as large as the wait says;
 - what several calm cycles did not need is taken back, one notch at a time.
 
@@ -179,15 +180,16 @@ class Controller:
                 return
         if quiet:
             return
-        if cycle.wait > settings.wait_low or cycle.waste > settings.max_waste:
-            cuts = list(rules.give_up_waste(cycle, levers))
+        waste = self._waste()
+        if cycle.wait > settings.wait_low or waste > settings.max_waste:
+            cuts = list(rules.give_up_waste(cycle, levers, waste))
             if cuts:
                 yield cuts[0]
                 return
         if starved:
-            more = rules.make_more(cycle, levers, self._signals) if rules.has_room(cycle, levers) else ()
-            found = self._free(more, up=True) or self._free(rules.try_less(cycle, levers), up=False)
-            yield from found[:1]
+            if rules.has_room(cycle, levers):
+                more = rules.make_more(cycle, levers, self._signals, waste)
+                yield from self._free(more, up=True)[:1]
         elif len(self._calm) >= settings.calm_cycles:
             least = min(cycle.num_queued for cycle in self._calm)
             yield from self._free(rules.take_back(cycle, levers, least), up=False)[:1]
@@ -268,6 +270,12 @@ class Controller:
         """Return the share of waiting of the newest cycles."""
         newest = list(self._recent)[-_JUDGED:]
         return sum(cycle.wait for cycle in newest) / len(newest) if newest else 0.0
+
+    def _waste(self) -> float:
+        """Return the share that oversampling threw away since the last change; 0 while few cycles tell."""
+        since = [cycle for cycle in self._recent if cycle.t - cycle.length_s >= self._quiet_until_s]
+        tokens = sum(cycle.num_tokens for cycle in since)
+        return sum(cycle.num_wasted for cycle in since) / tokens if tokens and len(since) >= _JUDGED else 0.0
 
     def _say_move(self, cycle: Cycle) -> list[Noticed]:
         """Say when machines should move between the two sides, where they share a pool."""

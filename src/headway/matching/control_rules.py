@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from headway.matching.control_signals import Cycle, Signals
 
 _ROOM, _FULL = 0.1, 0.3  # share of the answers' time in line: below it engines have room, above it none
-_SLOW = 1.25  # a group's slowest member by its second slowest, from which an extra member is worth it
 _NEAR = 0.5  # share of the wait with most of a batch there, from which the rest is not worth waiting for
 _MOST = 0.5  # growth in one turn
 _TAIL = 3.0  # length quantile by median, from which pruning is worth it
-_BUSY = 0.7  # share of the time at the engine, from which it is the engine's speed that production follows
 _EXTRAS: tuple[Lever, ...] = ("groups_extra", "rollouts_extra")
 _SPARE = 0.8  # share of max_waste below which more may be wasted
 _STALE = 0.05  # share of the tokens that are too old, from which less should run
@@ -76,11 +74,17 @@ def overfull(cycle: Cycle, levers: Levers) -> Iterator[Turn]:
         yield Turn("running", value, f"{why}: {_rollouts(limit)} at once -> {value:g}", must_gain=0.0)
 
 
-def give_up_waste(cycle: Cycle, levers: Levers) -> Iterator[Turn]:
-    """Oversampling that throws too much away, or does so while engines are full: less of it at once."""
+def give_up_waste(cycle: Cycle, levers: Levers, waste: float) -> Iterator[Turn]:
+    """Oversampling that throws too much away, or does so while engines are full: less of it at once.
+
+    Args:
+        cycle: the newest one.
+        levers: to be turned.
+        waste: share thrown away since the last change; 0 while that is too short.
+    """
     settings = levers.settings
-    if cycle.waste > settings.max_waste:
-        why = f"oversampling threw {cycle.waste:.0%} of the tokens away, more than control.max_waste"
+    if waste > settings.max_waste:
+        why = f"oversampling threw {waste:.0%} of the tokens away, more than control.max_waste"
     elif is_full(cycle, levers) and cycle.waste > settings.min_gain:
         why = f"engines are full, and oversampling threw {cycle.waste:.0%} of the tokens away"
     else:
@@ -88,17 +92,17 @@ def give_up_waste(cycle: Cycle, levers: Levers) -> Iterator[Turn]:
     for lever in _EXTRAS:
         value = levers.value(lever)
         if value and levers.may(lever):
-            yield Turn(lever, min(value - 1, value * 2 // 3), why)
+            yield Turn(lever, value - max(1, value // 4), why)
 
 
-def make_more(cycle: Cycle, levers: Levers, signals: Signals) -> Iterator[Turn]:
+def make_more(cycle: Cycle, levers: Levers, signals: Signals, waste: float) -> Iterator[Turn]:
     """The trainer waits and engines have room: more in flight, or less waiting for the slowest."""
     waited = f"the trainer waited {cycle.wait:.0%} of the cycle"
-    growth = min(_MOST, cycle.wait / max(0.01, 1.0 - cycle.wait))
+    lack = cycle.wait / max(0.01, 1.0 - cycle.wait)  # by which production would have to grow
     gain = levers.settings.min_gain
     limit = levers.value("running")
     if limit and cycle.in_flight_now + levers.group_size > limit and levers.may("running"):
-        grown = max(limit + levers.group_size, limit * (1.0 + min(growth, 0.15)))
+        grown = max(limit + levers.group_size, limit * (1.0 + min(lack, 0.15)))
         value = min(levers.high("running"), _whole_groups(grown, levers))
         free = value >= levers.most_in_flight
         text = "no limit" if free else f"{value:g}"
@@ -107,20 +111,19 @@ def make_more(cycle: Cycle, levers: Levers, signals: Signals) -> Iterator[Turn]:
         return
     depth = levers.value("depth")
     if depth < levers.high("depth") and levers.may("depth"):
-        yield Turn("depth", depth + 1, f"{waited}, engines have room, and depth held production", gain)
-    if cycle.waste < _SPARE * levers.settings.max_waste and cycle.engine_share < _BUSY:
+        why = f"{waited}, engines have room, and depth held production"
+        yield Turn("depth", depth + 1, why, gain, is_sure=True)
+    if waste < _SPARE * levers.settings.max_waste:
         extra = levers.value("rollouts_extra")
-        if (
-            cycle.slow_ratio >= _SLOW
-            and extra < min(levers.high("rollouts_extra"), levers.within_waste("rollouts_extra"))
-            and levers.may("rollouts_extra")
-        ):
+        most = min(levers.high("rollouts_extra"), levers.within_waste("rollouts_extra"))
+        if extra < most and cycle.slow_ratio > 1.0 + gain and levers.may("rollouts_extra"):
             why = f"{waited}; a group's slowest member took {cycle.slow_ratio:.1f} times the second slowest"
-            yield Turn("rollouts_extra", extra + 1, why, gain)
+            value = min(most, extra + max(1, round(lack * levers.now.queue.group_size / 2)))
+            yield Turn("rollouts_extra", value, why, gain)
         extra = levers.value("groups_extra")
         most = min(levers.high("groups_extra"), levers.within_waste("groups_extra"))
         if extra < most and levers.may("groups_extra"):
-            value = min(most, extra + max(1, round(growth * max(1, cycle.num_open))))
+            value = min(most, extra + max(1, round(min(_MOST, lack) * cycle.num_open)))
             yield Turn("groups_extra", value, f"{waited}, engines have room, and depth is at its bound", gain)
     waits = depth <= 1 and not levers.value("batch_wait")  # deeper, other groups are there in their place
     if waits and cycle.near_share >= _NEAR and levers.may("batch_wait"):
@@ -129,17 +132,6 @@ def make_more(cycle: Cycle, levers: Levers, signals: Signals) -> Iterator[Turn]:
         yield Turn("batch_wait", max(0.001, float(f"{cycle.wait_s / 4:.2g}")), why, gain)
     if levers.may("pruning") and not levers.value("pruning"):
         yield from _prune(waited, levers, signals)
-
-
-def try_less(cycle: Cycle, levers: Levers) -> Iterator[Turn]:
-    """The trainer waits and nothing more helps: perhaps what is thrown away is what lacks."""
-    if cycle.engine_share < _BUSY:
-        return
-    for lever in _EXTRAS:
-        value = levers.value(lever)
-        if value and levers.may(lever) and cycle.waste > levers.settings.min_gain:
-            why = f"nothing more helps, and oversampling threw {cycle.waste:.0%} of the tokens away"
-            yield Turn(lever, value - 1, why, levers.settings.min_gain, is_sure=True)
 
 
 def take_back(cycle: Cycle, levers: Levers, least_queued: int) -> Iterator[Turn]:
