@@ -112,19 +112,24 @@ async def opened(folder, engines, renderer, rollout, score=None, limits=None, re
     payloads = PayloadWriter(folder, settings.pop("name", "w0"))
     bubblewrap = BubblewrapProvider(SandboxSettings(directory=str(folder / "sandboxes")))
     provider = settings.pop("provider", bubblewrap)
+    server = settings.pop("server", None)
     holder = []
     host = RolloutHost(
         Playground(rollout, score, resume), engines, renderer, provider, payloads, folder,
         lambda event: holder[0].told(event), limits or GenerationLimits(64, 512), "run",
-        HostSettings(**({"cancel_grace_s": 0.2} | settings)),
+        HostSettings(**({"cancel_grace_s": 0.2} | settings)), server=server,
     )  # fmt: skip
     stage = Stage(host, folder, provider)
     holder.append(stage)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         group.create_task(host.run())
+        if server is not None:
+            group.create_task(server.run())
         await asyncio.sleep(0)
         yield stage
         host.close()
+        if server is not None:
+            server.close()
     payloads.close()
     assert await provider.list({}) == []
     assert not bubblewrap.root().exists() or list(bubblewrap.root().iterdir()) == []

@@ -12,6 +12,7 @@ from headway.config.retention import RetentionSettings
 from headway.config.run import RunSettings
 from headway.config.sft import SftSettings
 from headway.environments.settings import EnvironmentSettings, SourceSettings
+from headway.gateway.settings import GatewaySettings
 from headway.generator.settings import GeneratorSettings
 from headway.queue.band import ConcurrencySettings
 from headway.queue.entry_settings import AcceptanceSettings, CurriculumSettings, OversamplingSettings
@@ -43,6 +44,7 @@ class Config:
     source: dict[str, SourceSettings]  # any number of sections [source.NAME]
     reward: RewardSettings
     sandbox: SandboxSettings
+    gateway: GatewaySettings
     generator: GeneratorSettings
     queue: QueueSettings
     oversampling: OversamplingSettings

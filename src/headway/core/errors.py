@@ -111,12 +111,20 @@ class SandboxRefusedError(SandboxError):
         self.retry_after_s = retry_after_s
 
 
+class ToolError(HeadwayError):
+    """What a tool outside the sandbox needs (a service, a key, a server) failed; never a reward."""
+
+
 class EngineError(HeadwayError):
     """The generator refused or lost a request."""
 
 
 class EnvironmentFault(HeadwayError):
     """An environment's own code raised or broke its contract."""
+
+
+class ContextFullError(EnvironmentFault):
+    """What is to be answered leaves no room for an answer in the context."""
 
 
 class RewardFault(HeadwayError):

@@ -6,11 +6,15 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from headway.core.records import FinishReason, Message, Reward, Stream, Task, ToolSpec, VersionSpan
 
 if TYPE_CHECKING:
+    from asyncio import StreamReader, StreamWriter
+    from collections.abc import Awaitable
+    from contextlib import AbstractAsyncContextManager
+
     from headway.core.commands import Row
 
 # --- engine ---------------------------------------------------------------------------------------
@@ -221,6 +225,9 @@ class ExecLimits:
     output_bytes: int = 65536
 
 
+ConnectionHandler: TypeAlias = "Callable[[StreamReader, StreamWriter], Awaitable[None]]"
+
+
 class Sandbox(Protocol):
     """One contained machine. It is created lazily, at the first exec or file call."""
 
@@ -273,6 +280,27 @@ class Sandbox(Protocol):
 
     async def kill(self, name: str) -> None:
         """End a long-lived process and what it started; idempotent. `poll` still tells its last output."""
+        ...
+
+    def serve(
+        self, port: int, handler: ConnectionHandler, *, max_connections: int = 64
+    ) -> AbstractAsyncContextManager[int]:
+        """Let programs in the sandbox connect to 127.0.0.1 at a port; `handler` serves each connection here.
+
+        It lasts for the length of an `async with` block, whose value is the port. Programs that begin in the
+        block reach it, and no one else does: no other sandbox, no other program of the host. Each connection
+        is closed when its handler returns. Handlers that run at the block's end, or when the sandbox ends,
+        are cancelled.
+
+        Args:
+            port: from 1024 on, or 0 for one that is free.
+            handler: a coroutine function. A ConnectionError or IncompleteReadError that it raises is the
+                client's doing; another exception breaks its connection off, and is raised at the block's end.
+            max_connections: served at once; further ones wait in line.
+
+        Raises SandboxError when nothing can listen there. It cannot be repeated from a record, so an
+        environment that uses it declares `restart`.
+        """
         ...
 
     async def pause(self) -> None:
@@ -407,8 +435,116 @@ class Reply:
     malformed: str = ""  # why what looks like a call of a tool is none; "" when nothing does
 
 
-class Chat(Protocol):
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An answer to a whole history, with the tokens that are trained."""
+
+    prompt_ids: array[int]  # everything before the answer: the branch that it continues included, [p]
+    token_ids: array[int]  # as they were sampled, [n]
+    logprobs: array[float]  # of the policy that sampled them, [n], nats
+    message: Message  # as clients are told; what follows a stop string of the request is left out
+    finish: FinishReason
+    malformed: str = ""  # why what looks like a call of a tool is none; "" when nothing does
+    turn: int = 0  # index among the rollout's answers
+    parent: int = -1  # of the answer that it continues, -1 when it continues none
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were sampled."""
+        return len(self.token_ids)
+
+
+class Completions(Protocol):
+    """One rollout as programs speak to it: any number of histories, several at a time.
+
+    Each history continues the answer that it extends with exactly the ids that were sampled; one that
+    rewrites what was said is a new branch of the rollout, from the last answer that still holds. Every answer
+    is trained once, and the rollout counts once in its group however many branches it has.
+    """
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Tokens of a history and its answer together, at most."""
+        ...
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """Let the policy answer a whole history.
+
+        Args:
+            messages: from the first one on; answers are recognised by what `Completion.message` said.
+            tools: what the policy may call; other tools than before begin a new root.
+            max_tokens: caps the answer below the configured limit.
+            stop: text that ends the answer, beside what the environment says.
+
+        Raises ContextFullError when no room for an answer is left, EnvironmentFault when the rollout has
+        ended, ModelError when the chat template refuses the messages, EngineError when the engine lost the
+        request.
+        """
+        ...
+
+    async def complete_ids(
+        self, prompt_ids: array[int], *, max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Completion:
+        """Let the policy go on from token ids, which continue the longest branch that they begin with.
+
+        Raises like `complete`.
+        """
+        ...
+
+    def encode(self, text: str) -> array[int]:
+        """Return the ids of a text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a program reaches one rollout, and nothing else."""
+
+    base_url: str  # for OPENAI_BASE_URL
+    key: str  # for OPENAI_API_KEY: a secret of this rollout
+    port: int  # of the loopback interface; 0 where it listens at a path
+    handler: (
+        ConnectionHandler  # serves a connection that somebody else accepted; it returns when that is over
+    )
+
+
+class EndpointServer(Protocol):
+    """Serves rollouts to programs that speak HTTP."""
+
+    async def open(self, completions: Completions, name: str) -> Endpoint:
+        """Serve a rollout from now on; `name` is for people."""
+        ...
+
+    async def close_session(self, endpoint: Endpoint, why: str) -> None:
+        """Serve it no longer: what is asked of it, now or later, is answered by an error that says why."""
+        ...
+
+
+class Chat(Completions, Protocol):
     """A conversation with the policy. It never shows weight updates, pauses or resumes."""
+
+    def endpoint(self) -> AbstractAsyncContextManager[Endpoint]:
+        """Let programs speak to this rollout over the OpenAI API, as long as the context is open.
+
+        Raises EnvironmentFault where rollouts are not served, or the environment does not restart.
+        """
+        ...
+
+    @property
+    def answering_s(self) -> float:
+        """Seconds so far in which at least one answer was awaited, parked ones included."""
+        ...
 
     async def say(
         self,

@@ -38,6 +38,8 @@ class Answer:
     cap: int | None  # the environment's own limit
     prompt: array[int]  # ids of the messages, [p]
     budget: int  # tokens at most
+    parent: int = -1  # index of the turn that it continues, -1 for none
+    stop: tuple[str, ...] = ()  # text that ends it, beside the environment's
     ids: array[int] = field(default_factory=_ids)  # sampled, [n]
     logprobs: array[float] = field(default_factory=_floats)  # [n]
     spans: list[VersionSpan] = field(default_factory=list[VersionSpan])  # lengths sum to n

@@ -1,31 +1,39 @@
 """A rollout's conversation with the policy: messages in, sampled ids recorded, text out.
 
 Every sampled id goes from the engine into the recorder untouched (renderers/chat.py says how the turns are
-joined). Tokens come through `generation`. `park` stops the rollout at its next token, `resume` lets it go on;
-the environment sees nothing of either: one answer is one Turn and one TurnEnded, however often it was parked.
+joined). Tokens come through `turns` and `generation`. `park` stops the rollout at its next token, `resume`
+lets it go on; the environment sees nothing of either: one answer is one Turn and one TurnEnded, however often
+it was parked.
 
-A rollout of an earlier life is `rerun`: each say is answered from the record until that ends (record.py).
+`say` goes on from its own last answer; `complete` from whichever answer its history repeats (branches.py),
+several at a time. A rollout of an earlier life is `rerun`: each say is answered from the record until that
+ends (record.py). Histories are not recorded, so an environment that takes them restarts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headway.core.errors import EngineError, EnvironmentFault
-from headway.core.events import Event, RolloutParked, RolloutResumed, TurnEnded
-from headway.core.protocols import Engine, Reply
-from headway.core.records import FinishReason, Message, ToolSpec, Turn, merge_spans
-from headway.environments.answer import Answer
-from headway.environments.generation import Generation, GenerationLimits, ParkedBy
+from headway.core.errors import ContextFullError, EnvironmentFault
+from headway.core.events import Event, RolloutParked, RolloutResumed
+from headway.core.protocols import Completion, Endpoint, EndpointServer, Engine, Reply
+from headway.core.records import Message, ToolSpec, Turn, merge_spans
+from headway.environments.generation import Generation, GenerationLimits
 from headway.environments.partial import Partial
 from headway.environments.record import Record, ReplayDivergedError, Said
-from headway.renderers.recorder import TurnRecorder
+from headway.environments.turns import Turns
 
 if TYPE_CHECKING:
+    from array import array
+
     from headway.core.commands import StartRollout
+    from headway.environments.answer import Answer
     from headway.environments.watch import Watch
     from headway.renderers.chat import Renderer
+    from headway.renderers.recorder import TurnRecorder
 
 
 async def _no_payload() -> str:
@@ -45,29 +53,33 @@ class Conversation:
         system_prompt: str | None,
         watch: Watch,
         emit: Callable[[Event], None],
+        server: EndpointServer | None = None,
     ) -> None:
         self._command = command
         self._renderer = renderer
         self._limits = limits
         self._watch = watch
         self._emit = emit
-        self._messages: list[Message] = []
+        self._server = server
+        self._at = -1  # the last say's turn
         self._tools: tuple[ToolSpec, ...] = ()
         self._system = [] if system_prompt is None else [Message("system", system_prompt)]
-        self._busy = False  # somebody waits for an answer
-        self._num_cut_tokens = 0  # of an answer that did not come to its end
+        self._busy = False  # a say waits for an answer
+        self._num_completions = 0  # asked for
         self._closed = False
         self._known: list[Turn] = []  # of an earlier life
         self._carried: Answer | None = None  # the unfinished answer of an earlier life
-        self._unfinished: Answer | None = None  # the answer in progress
         self.generation = Generation(
             command, engines, renderer, limits, stop_strings, watch, emit, self._parked
         )
+        self.turns = Turns(command, renderer, limits, self.generation, watch, emit)
         self.record = Record()
-        self.recorder = TurnRecorder()
-        self.num_answers = 0  # that the engine ended, failed ones included
-        self.truncated = False
         self.payload: Callable[[], Awaitable[str]] = _no_payload  # writes what another life goes on from
+
+    @property
+    def recorder(self) -> TurnRecorder:
+        """What was sampled."""
+        return self.turns.recorder
 
     @property
     def num_turns(self) -> int:
@@ -84,25 +96,92 @@ class Conversation:
         tools: Sequence[ToolSpec] = (),
     ) -> Reply:
         """Append messages and let the policy answer; see `Chat`."""
-        if self._closed:
-            raise EnvironmentFault("a rollout that has ended cannot speak")
+        self._must_be_open()
         if self._busy:
             raise EnvironmentFault("a conversation takes one say at a time")
         if not messages or any(message.role == "assistant" for message in messages):
             raise EnvironmentFault("say takes at least one message, and none of the assistant's")
-        if not self._messages:
+        if self._at < 0:
             self._tools = tuple(tools)
         elif tuple(tools) != self._tools:
             raise EnvironmentFault("each say of a rollout names the tools that its first one named")
-        if not self._messages and messages[0].role != "system":
-            messages = [*self._system, *messages]
+        messages = self._begun(messages) if self._at < 0 else list(messages)
         self._busy = True
         try:
-            return await self._said(list(messages), max_tokens)
+            return await self._said(messages, max_tokens)
         finally:
-            self._num_cut_tokens = 0 if self._unfinished is None else len(self._unfinished.ids)
-            self._busy, self._unfinished = False, None
-            await self._parked("asked")
+            self._busy = False
+            await self._parked()
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """Let the policy answer a whole history; see `Completions`."""
+        self._must_take_histories()
+        if not messages or messages[-1].role == "assistant":
+            raise EnvironmentFault(
+                "a history must end with a message that is not the assistant's",
+                remedy="Leave the last message out, or put a user's or a tool's message behind it",
+            )
+        history, given = self._begun(messages), tuple(tools)
+        parent, covered = self.turns.branches.find(history, given)
+        new = history[covered:]
+        answer = self.turns.begin(new, max_tokens, self.turns.prompt(parent, new, given), parent, tuple(stop))
+        turn = await self._completed(answer)
+        told = self._told(turn, stop, given)
+        return self._completion(self.turns.record(turn, new, told[0], given), *told)
+
+    async def complete_ids(
+        self, prompt_ids: array[int], *, max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Completion:
+        """Let the policy go on from token ids; see `Completions`."""
+        self._must_take_histories()
+        if not prompt_ids:
+            raise EnvironmentFault("a prompt must have at least one token")
+        parent, covered = self.turns.branches.find_ids(prompt_ids, self.recorder.turns)
+        new = prompt_ids[covered:]
+        answer = self.turns.begin([], max_tokens, new, parent, tuple(stop))
+        turn = await self._completed(answer)
+        told = self._told(turn, stop, ())
+        said = [Message("user", self._renderer.decode(new, skip_special=False))]
+        return self._completion(self.turns.record(turn, said, told[0], as_ids=True), *told)
+
+    @asynccontextmanager
+    async def endpoint(self) -> AsyncGenerator[Endpoint]:
+        """Let programs speak to this rollout; see `Chat`."""
+        self._must_take_histories()
+        if self._server is None:
+            raise EnvironmentFault("this host of rollouts does not serve them to programs")
+        served = await self._server.open(self, f"{self._command.rollout}.{self._command.attempt}")
+        why = "its rollout was cancelled or failed"
+        try:
+            yield served
+            why = "its rollout has ended"
+        finally:
+            await self._server.close_session(served, why)
+
+    @property
+    def answering_s(self) -> float:
+        """Seconds in which an answer was awaited; see `Chat`."""
+        return self.turns.answering_s
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Tokens of a history and its answer, at most."""
+        return self._limits.max_context_tokens
+
+    def encode(self, text: str) -> array[int]:
+        """Return the ids of a text."""
+        return self._renderer.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        return self._renderer.decode(ids, skip_special=False)
 
     def report(self, value: float, reason: str = "") -> None:
         """Say how the rollout goes; see `Chat`."""
@@ -120,9 +199,9 @@ class Conversation:
         return not self._closed and self.generation.gate.ask()
 
     async def park(self) -> None:
-        """Give the engine's memory back, now or by whoever awaits the request in flight."""
+        """Give the engine's memory back, now or by whoever awaits a request in flight."""
         if not await self.generation.abort():
-            await self._parked("asked")
+            await self._parked()
 
     def resume(self, replica: str) -> None:
         """Go on where `park` stopped; told by RolloutResumed."""
@@ -132,33 +211,34 @@ class Conversation:
     def rerun(self, partial: Partial) -> None:
         """Tell the environment what it was told in an earlier life, then go on from there."""
         self.record, self._known, self._carried = partial.record, partial.turns, partial.unfinished
-        self.num_answers = partial.num_answers
+        self.turns.num_answers = partial.num_answers
 
     def partial(self) -> Partial:
         """Return what another life could go on from now."""
         turns = self.recorder.turns if len(self.recorder.turns) >= len(self._known) else self._known
-        unfinished = self._carried or self._unfinished
+        unfinished = self._carried or next(iter(self.turns.open), None)
         if unfinished is not None and not unfinished.num_parts:
             unfinished = None  # nothing of it was ever asked for
-        return Partial(self.record, turns, unfinished, self.num_answers)
+        return Partial(self.record, turns, unfinished, self.turns.num_answers)
 
     @property
     def num_tokens(self) -> int:
         """Tokens sampled so far, those of an answer that was cut off included."""
-        return self.recorder.num_sampled_tokens + self._num_cut_tokens
+        return self.turns.num_tokens
 
     async def close(self) -> None:
-        """End the engine's session, and the answer that is awaited, if any."""
+        """End the engine's session, and the answers that are awaited, if any."""
         self._closed = True
         await self.generation.abort()
         await self.generation.end_session()
 
     # --- parking
 
-    async def _parked(self, cause: ParkedBy) -> None:
-        """Park now, if that was asked for and nobody else is at it."""
-        if self._closed or not self.generation.gate.begin():
+    async def _parked(self) -> None:
+        """Park now, if that was asked for, no request runs any more, and nobody else is at it."""
+        if self._closed or self.generation.running or not self.generation.gate.begin():
             return
+        cause, self.generation.parked_by = self.generation.parked_by, "asked"
         payload = ""
         try:
             await self.generation.end_session()
@@ -166,9 +246,9 @@ class Conversation:
         finally:
             early = self.generation.gate.parked()
             if not self._closed:
-                known, command = self.partial(), self._command
-                spans = [span for turn in known.turns for span in turn.spans]
-                unfinished = [] if known.unfinished is None else known.unfinished.spans
+                command = self._command
+                spans = [span for turn in self.partial().turns for span in turn.spans]
+                unfinished = [span for answer in self._begun_answers() for span in answer.spans]
                 told = tuple(merge_spans([*spans, *unfinished]))
                 num_unfinished = sum(span.num_tokens for span in unfinished)
                 self._emit(
@@ -179,118 +259,95 @@ class Conversation:
 
     def _open(self, replica: str) -> None:
         self.generation.replica = replica
-        known = self.partial()
-        num_tokens = sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in known.turns)
-        if known.unfinished is not None:
-            num_tokens += len(known.unfinished.prompt) + len(known.unfinished.ids)
+        num_tokens = sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in self.partial().turns)
+        num_tokens += sum(len(answer.prompt) + len(answer.ids) for answer in self._begun_answers())
         parked_s = self.generation.gate.open()
         command = self._command
         self._emit(RolloutResumed(command.rollout, command.attempt, replica, num_tokens, parked_s))
 
+    def _begun_answers(self) -> list[Answer]:
+        """Return the unfinished answers of which something was asked for."""
+        carried = [] if self._carried is None else [self._carried]
+        return [answer for answer in (*carried, *self.turns.open) if answer.num_parts]
+
     # --- one answer
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise EnvironmentFault("a rollout that has ended cannot speak")
+
+    def _must_take_histories(self) -> None:
+        self._must_be_open()
+        if self.record.kept:
+            raise EnvironmentFault(
+                "an environment whose programs send whole histories must restart after a crash",
+                remedy='Declare resume = "restart" in its class',
+            )
+
+    def _begun(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages that begin a conversation, with the environment's system prompt."""
+        return [*([] if messages[0].role == "system" else self._system), *messages]
+
+    async def _completed(self, answer: Answer) -> Turn:
+        """Grow an answer to a history; return the turn, which is not recorded yet."""
+        number, self._num_completions = self._num_completions, self._num_completions + 1
+        try:
+            finish = await self.turns.grow(answer, f"c{number}", number)
+        finally:
+            await self._parked()
+        self._must_be_open()
+        return self.turns.ended(answer, finish)
+
+    def _told(self, turn: Turn, stop: Sequence[str], tools: tuple[ToolSpec, ...]) -> tuple[Message, str]:
+        """Return an answer as clients are told it, and why what looks like a call of a tool is none."""
+        message, malformed = self._renderer.message(turn.token_ids, tools, turn=self.num_turns)
+        ends = [at for each in stop if (at := message.content.find(each)) >= 0]
+        return (replace(message, content=message.content[: min(ends)]) if ends else message), malformed
+
+    def _completion(self, index: int, message: Message, malformed: str) -> Completion:
+        self.turns.judge(index)
+        turn = self.recorder.turns[index]
+        context = self.recorder.context(turn.parent) + turn.prompt_ids
+        sampled = turn.token_ids, turn.logprobs
+        return Completion(context, *sampled, message, turn.finish, malformed, index, turn.parent)
 
     async def _said(self, messages: list[Message], cap: int | None) -> Reply:
         known = self.record.said(messages, cap)
         if known is not None and known.refused:
-            raise EnvironmentFault(known.refused)
+            raise (ContextFullError if known.full else EnvironmentFault)(known.refused)
         if known is not None:
-            turn = self._known[self.num_turns]
-            return self._complete(messages, turn)
+            return self._reply(messages, self._known[self.num_turns])
+        turns = self.turns
+        turns.num_cut_tokens = 0
         try:
-            self._unfinished = answer = self._begun(messages, cap)
-            finish = await self._grown(answer)
+            answer = self._to_grow(messages, cap)
+            finish = await turns.grow(answer, str(self.num_turns), self.num_turns)
         except ReplayDivergedError:
             raise
         except EnvironmentFault as fault:
             if self.record.kept:
-                self.record.says.append(Said(messages, cap, fault.rule))
+                full = isinstance(fault, ContextFullError)
+                self.record.says.append(Said(messages, cap, fault.rule, full))
             raise
         if self.record.kept:
             self.record.says.append(Said(messages, cap))
-        self._unfinished = None
-        sampled = answer.ids, answer.logprobs, answer.spans
-        temperature, streams = self._command.temperature, answer.turn_streams
-        turn = Turn(self.num_turns - 1, answer.prompt, *sampled, finish, temperature, streams)
-        reply = self._complete(messages, turn)
-        for verdict in self._watch.turn_ended(self._messages, self.recorder.num_sampled_tokens):
-            self._emit(verdict)
+        reply = self._reply(messages, turns.ended(answer, finish))
+        turns.judge(self._at)
         return reply
 
-    def _begun(self, messages: list[Message], cap: int | None) -> Answer:
+    def _to_grow(self, messages: list[Message], cap: int | None) -> Answer:
         """Return the answer to begin, or the one that an earlier life began."""
         if (carried := self._carried) is not None:
             self.record.must_equal("the last say", (carried.messages, carried.cap), (messages, cap))
             self._carried = None
             return carried
-        parent = self.num_turns - 1
-        if parent < 0:
-            prompt = self._renderer.first_prompt(messages, self._tools)
-        else:
-            answered = self.recorder.turns[parent].token_ids
-            prompt = self._renderer.extension(self._messages, answered, messages, self._tools)
-        num_context = self._num_context_tokens + len(prompt)
-        room = self._limits.max_context_tokens - num_context
-        if room < 1:
-            raise EnvironmentFault(
-                f"a prompt of {num_context} tokens must leave room for an answer in a context of "
-                f"{self._limits.max_context_tokens} tokens",
-                remedy="Raise the generator's max_context_tokens, or make the environment's messages shorter",
-            )
-        wanted = self._limits.max_answer_tokens if cap is None else cap
-        return Answer(messages, cap, prompt, min(wanted, self._limits.max_answer_tokens, room))
+        prompt = self.turns.prompt(self._at, messages, self._tools)
+        return self.turns.begin(messages, cap, prompt, self._at)
 
-    async def _grown(self, answer: Answer) -> FinishReason:
-        """Let the engine answer; return why it stopped.
-
-        Raises EnvironmentFault for a rejected request, EngineError for one that is lost again and again.
-        """
-        context = self.recorder.context(self.num_turns - 1)
-        context.extend(answer.prompt)
-        num_said = self.recorder.num_sampled_tokens
-        finish, words = await self.generation.grown(answer, context, self.num_turns, num_said)
-        self._emit_turn(answer, finish)
-        if finish == "rejected":
-            raise EnvironmentFault(
-                f"the engine rejected a prompt of {len(context) + len(answer.ids)} tokens "
-                f"(context {self._limits.max_context_tokens} tokens): {words}"
-            )
-        if finish in ("lost", "aborted"):
-            raise EngineError(f"the engine ended a request as {finish}: {words or 'no reason given'}")
-        return finish
-
-    def _complete(self, messages: list[Message], turn: Turn) -> Reply:
-        """Record a turn and return it as the environment sees it."""
-        for message in messages:
-            self.recorder.note(message)
-        self.recorder.add(turn)
+    def _reply(self, messages: list[Message], turn: Turn) -> Reply:
+        """Record a say's turn and return it as the environment sees it."""
         text = self._renderer.answer_text(turn.token_ids)
-        answer = Message("assistant", text)
-        self._messages += [*messages, answer]
-        num_tokens = len(turn.token_ids)
-        self.recorder.note(answer, finish=turn.finish, num_tokens=num_tokens)
-        self.truncated |= turn.finish == "length"
-        num_room_tokens = self._limits.max_context_tokens - self._num_context_tokens
-        return Reply(text, turn.finish, num_tokens, num_room_tokens, answer)
-
-    @property
-    def _num_context_tokens(self) -> int:
-        """Tokens of the conversation so far, the unfinished answer and its prompt left out."""
-        return self.recorder.num_prompt_tokens + self.recorder.num_sampled_tokens
-
-    def _emit_turn(self, answer: Answer, finish: FinishReason) -> None:
-        self._emit(
-            TurnEnded(
-                rollout=self._command.rollout,
-                attempt=self._command.attempt,
-                turn=self.num_answers,
-                replica=answer.replica or self.generation.replica,
-                spans=tuple(answer.spans),
-                num_prompt_tokens=self._num_context_tokens + len(answer.prompt),
-                num_resident_tokens=answer.num_resident_tokens,
-                waiting_s=answer.waiting_s,
-                prefill_s=answer.prefill_s,
-                decode_s=answer.decode_s,
-                finish=finish,
-            )
-        )
-        self.num_answers += 1
+        answer, malformed = self._renderer.message(turn.token_ids, self._tools, turn=self.num_turns)
+        self._at = self.turns.record(turn, messages, answer, self._tools)
+        num_room_tokens = self._limits.max_context_tokens - self.recorder.num_context_tokens(self._at)
+        return Reply(text, turn.finish, len(turn.token_ids), num_room_tokens, answer, malformed)

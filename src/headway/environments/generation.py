@@ -1,9 +1,9 @@
-"""The engine's side of a conversation: one answer grown over requests, and what interrupts it.
+"""The engine's side of a conversation: answers grown over requests, and what interrupts them.
 
-Consumes the chunks of one engine request at a time and waits for its terminal chunk, which the engine
-contract promises. Before each request it waits at the gate (parking.py) while the rollout is parked. A
-request that was taken away (`park`) or lost parks the rollout, and goes on as a new request from the tokens
-that it had. Cancelling `grown` aborts the request.
+Each `grown` consumes the chunks of one engine request at a time and waits for its terminal chunk, which the
+engine contract promises. Before each request it waits at the gate (parking.py) while the rollout is parked.
+Requests that were taken away (`park`) or lost park the rollout, when the last of them has ended, and go on as
+new requests from the tokens that they had. Cancelling `grown` aborts its request.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Generation:
         stop_strings: tuple[str, ...],
         watch: Watch,
         emit: Callable[[Event], None],
-        parked: Callable[[ParkedBy], Awaitable[None]],
+        parked: Callable[[], Awaitable[None]],
     ) -> None:
         self._command = command
         self._engines = engines
@@ -69,9 +69,10 @@ class Generation:
         self._watch = watch
         self._emit = emit
         self._parked = parked
-        self._running: str | None = None  # the request whose tokens are awaited
+        self._running: set[str] = set()  # requests whose tokens are awaited
         self.replica = command.replica
         self.gate = Gate()
+        self.parked_by: ParkedBy = "asked"  # the next parking
         self.before_answer: Callable[[], Awaitable[None]] = _nothing  # sees to what it rests on
         self._engine()
 
@@ -80,13 +81,18 @@ class Generation:
         """The engine session that the requests share."""
         return f"{self._command.rollout}.{self._command.attempt}"
 
+    @property
+    def running(self) -> bool:
+        """Whether tokens of a request are awaited."""
+        return bool(self._running)
+
     async def abort(self) -> bool:
-        """Take the request in flight away; return whether there was one."""
-        running = self._running
-        if running is not None:
+        """Take the requests in flight away; return whether there were any."""
+        running = list(self._running)
+        if running:
             with contextlib.suppress(EngineError):  # a lost engine ends its requests by itself
-                await self._engine().abort([running])
-        return running is not None
+                await self._engine().abort(running)
+        return bool(running)
 
     async def end_session(self) -> None:
         """Give the engine's memory back."""
@@ -94,22 +100,23 @@ class Generation:
             await self._engine().end_session(self.session)
 
     async def grown(
-        self, answer: Answer, context: array[int], turn: int, num_said: int
+        self, answer: Answer, context: array[int], name: str, number: int, num_said: Callable[[], int]
     ) -> tuple[FinishReason, str]:
         """Let the engine sample until the answer is over; return how it ended and the engine's words.
 
         Args:
             answer: gets the tokens.
             context: ids of the conversation before the answer, its own prompt included, [c].
-            turn: index of the answer.
-            num_said: tokens that the rollout sampled before this answer.
+            name: of the answer's requests within the attempt.
+            number: that its draws are seeded by.
+            num_said: tells how many tokens the rollout sampled so far, these included.
 
         Raises EngineError when the engine is gone for good, or only ever loses the request.
         """
         while (finish := self._is_over(answer)) is None:
             await self._may_ask()
             num_before = len(answer.ids)
-            last = await self._collect(answer, self._request(answer, context, turn), num_said)
+            last = await self._collect(answer, self._request(answer, context, name, number), num_said)
             if last.finish in ("stop", "length", "rejected"):
                 return last.finish, last.message
             if (finish := self._is_over(answer)) is not None:
@@ -119,9 +126,9 @@ class Generation:
                 if answer.num_losses >= _MAX_LOSSES:
                     return last.finish or "lost", last.message
                 self.gate.ask()
-                await self._parked("engine_lost")
-            else:
-                await self._parked("asked")
+                self.parked_by = "engine_lost"
+                await self.abort()  # the rollout's other requests
+            await self._parked()
         return finish, ""
 
     async def _may_ask(self) -> None:
@@ -135,23 +142,24 @@ class Generation:
     def _is_over(self, answer: Answer) -> FinishReason | None:
         if not answer.ids:
             return None
-        text = self._renderer.decode(answer.ids) if self._stop_strings else ""
-        return answer.is_over(text, self._renderer.stop_ids, self._stop_strings)
+        stop = (*self._stop_strings, *answer.stop)
+        text = self._renderer.decode(answer.ids) if stop else ""
+        return answer.is_over(text, self._renderer.stop_ids, stop)
 
-    async def _collect(self, answer: Answer, request: GenerateRequest, num_said: int) -> Chunk:
+    async def _collect(self, answer: Answer, request: GenerateRequest, num_said: Callable[[], int]) -> Chunk:
         """Run one request to its terminal chunk and return that."""
         engine = self._engine()
-        self._running = request.request_id
+        self._running.add(request.request_id)
         last: Chunk | None = None
         try:
             async for chunk in engine.generate(request):
                 answer.take(chunk)
-                for verdict in self._watch.grew(answer.ids, num_said + len(answer.ids)):
+                for verdict in self._watch.grew(answer.ids, num_said()):
                     self._emit(verdict)
                 if chunk.finish is not None:
                     last = chunk
         finally:
-            self._running = None
+            self._running.discard(request.request_id)
             if last is None:
                 await engine.abort([request.request_id])
         if last is None:
@@ -161,7 +169,7 @@ class Generation:
         answer.part_ended(last)
         return last
 
-    def _request(self, answer: Answer, context: array[int], turn: int) -> GenerateRequest:
+    def _request(self, answer: Answer, context: array[int], name: str, number: int) -> GenerateRequest:
         command = self._command
         sampling = Sampling(
             max_tokens=answer.left,
@@ -170,12 +178,12 @@ class Generation:
             top_k=self._limits.top_k,
             min_p=self._limits.min_p,
             stop_ids=self._renderer.stop_ids,
-            stop_strings=self._stop_strings,
-            seed=(command.seed + turn * 0x9E3779B1) % 2**31,
+            stop_strings=(*self._stop_strings, *answer.stop),
+            seed=(command.seed + number * 0x9E3779B1) % 2**31,
         )
-        name = f"{self.session}.{turn}" + (f".p{answer.num_parts}" if answer.num_parts else "")
+        part = f".p{answer.num_parts}" if answer.num_parts else ""
         return GenerateRequest(
-            name,
+            f"{self.session}.{name}{part}",
             self.session,
             command.group,
             command.policy,

@@ -26,7 +26,7 @@ from headway.core.clock import stopwatch
 from headway.core.events import Event, RolloutEnded, RolloutFailed, SandboxLost, SandboxReleased, Scored
 from headway.core.hooks import load_function
 from headway.core.payload import PayloadWriter, read_payload
-from headway.core.protocols import Engine, Environment, Outcome, SandboxProvider
+from headway.core.protocols import EndpointServer, Engine, Environment, Outcome, SandboxProvider
 from headway.environments.conversation import Conversation
 from headway.environments.faults import describe_exception, owner_and_cause
 from headway.environments.lease import SandboxLease
@@ -86,6 +86,7 @@ class RolloutHost:
         run_id: str,
         settings: HostSettings | None = None,
         sources: Mapping[str, Environment] | None = None,
+        server: EndpointServer | None = None,
     ) -> None:
         self._environments = {"": environment, **(sources or {})}  # by source, as task ids name it
         self._engines = engines
@@ -97,6 +98,7 @@ class RolloutHost:
         self._limits = limits
         self._run_id = run_id
         self._settings = settings or HostSettings()
+        self._server = server  # serves rollouts to programs
         hook = self._settings.value_hook
         self._value_hook: ValueHook | None = load_function(hook, ["record"]) if hook else None
         self._attempts: dict[tuple[str, int], _Attempt] = {}
@@ -256,6 +258,7 @@ class RolloutHost:
             environment.system_prompt,
             watch,
             self._gate(attempt),
+            self._server,
         )
 
     async def _score(self, command: Score, task: Task, attempt: _Attempt) -> None:

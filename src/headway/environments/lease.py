@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.clock import stopwatch
@@ -42,7 +42,14 @@ from headway.environments.usage import UseSoFar, prepared
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headway.core.protocols import ExecLimits, Polled, Sandbox, SandboxProvider, SandboxStats
+    from headway.core.protocols import (
+        ConnectionHandler,
+        ExecLimits,
+        Polled,
+        Sandbox,
+        SandboxProvider,
+        SandboxStats,
+    )
 
 
 class SandboxLease:
@@ -187,6 +194,33 @@ class SandboxLease:
     async def stats(self) -> SandboxStats:
         """Say what the sandbox holds; see `Sandbox`."""
         return await self._call(Call("stats", {}), Call.run)
+
+    @contextlib.asynccontextmanager
+    async def serve(
+        self, port: int, handler: ConnectionHandler, *, max_connections: int = 64
+    ) -> AsyncGenerator[int]:
+        """Let programs connect to a handler of this process for the length of a block; see `Sandbox`.
+
+        Raises EnvironmentFault where a record is kept: what was said there is in no record, so a rerun could
+        not be told it.
+        """
+        if self.record.kept:
+            raise EnvironmentFault(
+                "what a sandbox is served cannot be repeated from a record",
+                value=port,
+                remedy='An environment that uses it must declare resume = "restart"',
+            )
+        sandbox = await self._ready()
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                with _ours():
+                    block = sandbox.serve(port, handler, max_connections=max_connections)
+                    port = await stack.enter_async_context(block)
+            except SandboxError as error:
+                if self._state == "granted" and not await self._alive():
+                    self._failure = error
+                raise
+            yield port
 
     async def pause(self) -> None:
         """Stop what runs, if anything was created; see `Sandbox`. Not recorded: it changes no answer."""

@@ -77,7 +77,9 @@ def read_partial(directory: Path, reference: str) -> Partial:
     if plain.get("partial") != _FORMAT:
         raise PayloadError("a rollout can only go on from a parked one's payload", value=reference)
     samples = list(payload.samples)
-    unfinished = None if plain["unfinished"] is None else _answer(samples.pop(), plain["unfinished"])
+    unfinished = (
+        None if plain["unfinished"] is None else _answer(samples.pop(), plain["unfinished"], len(samples) - 1)
+    )
     turns = [
         _turn(index - 1, sample, finish)
         for index, (sample, finish) in enumerate(zip(samples, plain["finish"], strict=True))
@@ -116,13 +118,14 @@ def _turn(parent: int, sample: TrainingSample, finish: Any) -> Turn:
     return Turn(parent, prompt, ids, logprobs, sample.spans, finish, sample.temperature, sample.streams)
 
 
-def _answer(sample: TrainingSample, plain: dict[str, Any]) -> Answer:
+def _answer(sample: TrainingSample, plain: dict[str, Any], parent: int) -> Answer:
     prompt, ids, logprobs = _split(sample)
     return Answer(
         messages=from_plain(list[Message], plain["messages"]),
         cap=plain["cap"],
         prompt=prompt,
         budget=plain["budget"],
+        parent=parent,
         ids=ids,
         logprobs=logprobs,
         spans=sample.spans,

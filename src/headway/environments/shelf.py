@@ -56,7 +56,7 @@ class Shelf:
             self._snapshot = chat.record.snapshot
         chat.record.kept = self._resume != "restart"
         lease.record, lease.store = chat.record, self._store
-        lease.turn = lambda: chat.num_answers - 1
+        lease.turn = lambda: chat.turns.num_answers - 1
         chat.generation.before_answer = lease.revive
         if chat.record.kept:
             chat.payload = lambda: self._written(chat, lease)

@@ -57,7 +57,7 @@ def finish_rollout(
         num_tool_calls=lease.num_execs,
         num_prompt_tokens=recorder.num_prompt_tokens,
         num_tokens=recorder.num_sampled_tokens,
-        truncated=chat.truncated,
+        truncated=chat.turns.truncated,
     )
 
 

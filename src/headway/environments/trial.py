@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from headway.core.clock import Clock
     from headway.core.notes import Fate, Note
-    from headway.core.protocols import Engine, Environment, SandboxProvider
+    from headway.core.protocols import EndpointServer, Engine, Environment, SandboxProvider
     from headway.environments.generation import GenerationLimits
     from headway.renderers.chat import Renderer
 
@@ -77,6 +77,7 @@ async def try_once(
     seed: int = 0,
     timeout_s: float = 300.0,
     run_id: str = "try",
+    server: EndpointServer | None = None,
 ) -> Trial:
     """Run one rollout and score it. `run_id` labels its sandboxes; no other live process may use it.
 
@@ -100,6 +101,7 @@ async def try_once(
             limits,
             run_id,
             settings,
+            server=server,
         )
         purpose = "eval" if split == "eval" else "train"
         command = StartRollout(

@@ -4,7 +4,9 @@ Invariant: the ids of a conversation are the first prompt, then for each answer 
 they were sampled, then the extension. An answer is never decoded and encoded again. The extension is the
 text that the chat template puts after an answer, found by rendering a sentinel in the answer's place; so
 the joined ids are those of the whole conversation's template wherever decode and encode are inverse, and
-stay the sampled ones where they are not.
+stay the sampled ones where they are not. They stay, too, where a template would rewrite an earlier answer:
+reasoning that it leaves out of history, spaces in the JSON of a call. The policy sees its answers as it gave
+them, and is trained on what it saw.
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ from typing import Any, cast
 from tokenizers import Tokenizer
 
 from headway.core.errors import ModelError
-from headway.core.records import TOKENS, Message, ToolSpec
+from headway.core.records import TOKENS, Message, ToolCall, ToolSpec
+from headway.renderers.answers import MARKERS, TAGGED, THINK, split_reasoning
 from headway.renderers.template import ChatTemplate, find_template
+from headway.renderers.tool_text import format_of, in_first_question, in_words
 
 _SENTINEL = "\u2060HEADWAY-ANSWER\u2060"
+_END_OF_MESSAGE = "<|eom_id|>"  # Llama 3 closes a message with it that calls a tool and expects the result
 
 
 class Renderer:
@@ -48,6 +53,10 @@ class Renderer:
         self.special_tokens = special  # `eos_token` and others by name
         self._template = ChatTemplate(find_template(model_dir, config), special, model_dir)
         self._stop_ids = self._find_stop_ids(model_dir, special)
+        self._format = format_of(self._template)
+        self._hidden = self._find_hidden_ids()
+        asked = self._template.render([Message("user", ".")], add_generation_prompt=True)
+        self._opens_reasoning = asked.rstrip().endswith(THINK)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -65,7 +74,7 @@ class Renderer:
 
     def first_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> array[int]:
         """Return the ids that come before the first answer, [p]."""
-        return self.encode(self._template.render(messages, add_generation_prompt=True, tools=tools))
+        return self.encode(self._render(messages, tools))
 
     def extension(
         self,
@@ -80,11 +89,39 @@ class Renderer:
         that closes its turn, the extension does not repeat it; when it did not (a stop string, a length
         limit), the extension starts with it.
         """
-        before = [*conversation[:-1], Message("assistant", _SENTINEL)]
-        ids = self.encode(self._tail([*before, *new_messages], add_generation_prompt=True, tools=tools))
-        if ids and answer_ids and ids[0] == answer_ids[-1] and ids[0] in self._stop_ids:
-            del ids[0]
+        answered = Message("assistant", _SENTINEL)
+        try:
+            text = self._render([*conversation[:-1], answered, *new_messages], tools)
+        except ModelError:  # it refuses two calls in one earlier answer, say; what it would write is not used
+            before = [Message(m.role, m.content) if m.role == "assistant" else m for m in conversation[:-1]]
+            text = self._render([*before, answered, *new_messages], tools)
+        ids = self.encode(_after_sentinel(text))
+        if ids and answer_ids and answer_ids[-1] in self._stop_ids:
+            last = answer_ids[-1]
+            if ids[0] == last or (ids[0] in self._stop_ids and last == self._token_id(_END_OF_MESSAGE)):
+                del ids[0]
         return ids
+
+    def message(
+        self, token_ids: array[int], tools: Sequence[ToolSpec] = (), *, turn: int = 0
+    ) -> tuple[Message, str]:
+        """Return an answer taken apart, and why what looks like a call of a tool is none, "" if nothing does.
+
+        Without tools, nothing is a call. A malformed answer has no calls, and its content is all of it.
+
+        Args:
+            token_ids: as they were sampled, [n].
+            tools: that the policy was told of.
+            turn: which answer of its conversation this is, so that the ids of calls are unique there.
+        """
+        told = token_ids[:-1] if token_ids and token_ids[-1] in self._stop_ids else token_ids
+        text = self.decode([token for token in told if token not in self._hidden], skip_special=False)
+        reasoning, content = split_reasoning(text, opened=self._opens_reasoning)
+        if not tools:
+            return Message("assistant", content, reasoning), ""
+        parsed = (self._format or TAGGED).read(content)
+        calls = tuple(ToolCall(f"call_{turn}_{at}", *call) for at, call in enumerate(parsed.calls))
+        return Message("assistant", parsed.content, reasoning, calls), parsed.malformed
 
     @property
     def closing_id(self) -> int:
@@ -116,17 +153,24 @@ class Renderer:
         """Return the ids of a text as it is, without special tokens around it."""
         return array(TOKENS, self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _tail(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[ToolSpec] = ()
-    ) -> str:
-        text = self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-        head, found, tail = text.rpartition(_SENTINEL)
-        if not found or _SENTINEL in head:
-            raise ModelError(
-                "the chat template must show each answer exactly once, unchanged",
-                remedy="Mend chat_template.jinja in the model's directory, or choose another model",
-            )
-        return tail
+    def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
+        """Return a conversation with a generation prompt; tools that the template does not know in words."""
+        if not tools or not messages or self._format is not None:
+            return self._template.render(messages, add_generation_prompt=True, tools=tools)
+        try:
+            return self._template.render(in_words(messages, tools), add_generation_prompt=True)
+        except ModelError:
+            return self._template.render(in_first_question(messages, tools), add_generation_prompt=True)
+
+    def _token_id(self, token: str) -> int | None:
+        return self._tokenizer.token_to_id(token)
+
+    def _find_hidden_ids(self) -> frozenset[int]:
+        """Special tokens that are no part of what an answer says."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(
+            one for one, token in added.items() if token.special and token.content not in MARKERS
+        )
 
     def _find_stop_ids(self, model_dir: Path, special: dict[str, str]) -> tuple[int, ...]:
         found: set[int] = set()
@@ -152,9 +196,20 @@ class Renderer:
     def _closing_id(self) -> int | None:
         """The special token that the template puts right after an answer, if it is one."""
         messages = [Message("user", "."), Message("assistant", _SENTINEL)]
-        ids = self.encode(self._tail(messages, add_generation_prompt=False))
+        text = self._template.render(messages, add_generation_prompt=False)
+        ids = self.encode(_after_sentinel(text))
         added = self._tokenizer.get_added_tokens_decoder()
         return ids[0] if ids and ids[0] in added and added[ids[0]].special else None
+
+
+def _after_sentinel(text: str) -> str:
+    head, found, tail = text.rpartition(_SENTINEL)
+    if not found or _SENTINEL in head:
+        raise ModelError(
+            "the chat template must show each answer exactly once, unchanged",
+            remedy="Mend chat_template.jinja in the model's directory, or choose another model",
+        )
+    return tail
 
 
 def _read_json(path: Path) -> dict[str, Any]:

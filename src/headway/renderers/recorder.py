@@ -37,7 +37,7 @@ class TurnRecorder:
             raise ValueError(f"turn {len(self.turns)} names parent {turn.parent}, which does not exist")
         if not len(turn.token_ids) == len(turn.logprobs) == sum(span.num_tokens for span in turn.spans):
             raise ValueError("a turn's ids, log-probs and version spans must have one length")
-        num_tokens = len(self.context(turn.parent)) + len(turn.prompt_ids) + len(turn.token_ids)
+        num_tokens = self.num_context_tokens(turn.parent) + len(turn.prompt_ids) + len(turn.token_ids)
         for name, stream in turn.streams.items():
             if stream.axis == "token" and stream.shape[0] != num_tokens:
                 raise ValueError(f"stream {name} must have a row for each of {num_tokens} tokens")
@@ -50,7 +50,16 @@ class TurnRecorder:
 
     def note(self, message: Message, **facts: Any) -> None:
         """Append a message to the transcript."""
-        self.transcript.append({"role": message.role, "content": message.content, **facts})
+        noted: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            noted["reasoning"] = message.reasoning
+        if message.tool_calls:
+            noted["tool_calls"] = [
+                {"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.tool_calls
+            ]
+        if message.tool_call_id:
+            noted |= {"tool_call_id": message.tool_call_id, "name": message.name}
+        self.transcript.append(noted | facts)
 
     def context(self, index: int) -> array[int]:
         """Return all ids from the root up to and including turn `index`; -1 is empty."""
@@ -59,6 +68,11 @@ class TurnRecorder:
             ids.extend(self.turns[at].prompt_ids)
             ids.extend(self.turns[at].token_ids)
         return ids
+
+    def num_context_tokens(self, index: int) -> int:
+        """Return how many ids `context` would return."""
+        turns = (self.turns[at] for at in self._path(index))
+        return sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in turns)
 
     def samples(self) -> list[TrainingSample]:
         """Return one sample a branch, in the order of their leaves."""

@@ -81,7 +81,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=[_plain(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
-                tools=[_function(tool) for tool in tools] or None,
+                tools=[plain_tool(tool) for tool in tools] or None,
                 documents=None,
                 **self._special_tokens,
             )
@@ -114,7 +114,8 @@ def _plain(message: Message) -> dict[str, Any]:
     return plain
 
 
-def _function(tool: ToolSpec) -> dict[str, Any]:
+def plain_tool(tool: ToolSpec) -> dict[str, Any]:
+    """Return a tool as templates know it: the names of the OpenAI API."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 

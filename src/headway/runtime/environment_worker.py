@@ -31,6 +31,7 @@ from headway.environments.faults import blamed, describe_exception
 from headway.environments.generation import GenerationLimits
 from headway.environments.host import HostSettings, RolloutHost
 from headway.environments.registry import build
+from headway.gateway.server import Gateway
 from headway.models.shape import read_shape
 from headway.queue.settings import ready_places
 from headway.renderers.chat import Renderer
@@ -71,6 +72,7 @@ async def serve(job: Job, link: Link) -> None:
     payloads = PayloadWriter(
         payload_dir(job.run_dir), f"{writer}.bin", segments(writer, config.retention.sample_groups)
     )
+    gateway = Gateway(config.gateway, name=f"{job.run_id}.{job.name}", folder=job.run_dir)
     host = RolloutHost(
         environment=environments[""],
         engines=engines,
@@ -83,6 +85,7 @@ async def serve(job: Job, link: Link) -> None:
         run_id=job.run_id,
         settings=host_settings(config),
         sources={name: environment for name, environment in environments.items() if name},
+        server=gateway,
     )
     link.send("event", WorkerJoined("environment", job.name))
     if unswept:
@@ -90,6 +93,7 @@ async def serve(job: Job, link: Link) -> None:
     async with asyncio.TaskGroup() as tasks:
         readers = [tasks.create_task(engine.run()) for engine in engines.values()]
         running = tasks.create_task(host.run())
+        tasks.create_task(gateway.run())
         syncing = tasks.create_task(_sync(payloads))
         if uses_sandboxes:
             tasks.create_task(provider.run())
@@ -101,6 +105,7 @@ async def serve(job: Job, link: Link) -> None:
                 host.watch(watched(message[1]))
         host.close()
         await running
+        gateway.close()
         provider.close()
         syncing.cancel()
         for reader in readers:

@@ -10,6 +10,7 @@ from headway.environments.faults import blamed
 from headway.environments.registry import build
 from headway.environments.trial import Trial
 from headway.environments.trial import try_once as run_trial
+from headway.gateway.server import Gateway
 from headway.renderers.chat import Renderer
 from headway.runtime.environment_worker import check_prompts, generation_limits, host_settings
 from headway.runtime.generator_worker import build_engine
@@ -48,22 +49,30 @@ async def _run(
         await provider.preflight()
     limits = host_settings(config)
     engine = await asyncio.to_thread(build_engine, model_dir, config, "engine", 0)
+    gateway = Gateway(config.gateway, name=label)
     try:
-        return await run_trial(
-            environment,
-            engine,
-            renderer,
-            provider,
-            generation_limits(config),
-            settings=limits,
-            split=split,
-            index=index,
-            level=level,
-            temperature=temperature,
-            seed=config.run.seed,
-            run_id=label,
-            timeout_s=config.environment.rollout_timeout_s + limits.score_timeout_s + limits.cancel_grace_s,
-        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(gateway.run())
+            trial = await run_trial(
+                environment,
+                engine,
+                renderer,
+                provider,
+                generation_limits(config),
+                settings=limits,
+                split=split,
+                index=index,
+                level=level,
+                temperature=temperature,
+                seed=config.run.seed,
+                run_id=label,
+                timeout_s=config.environment.rollout_timeout_s
+                + limits.score_timeout_s
+                + limits.cancel_grace_s,
+                server=gateway,
+            )
+            gateway.close()
+            return trial
     finally:
         await engine.close()
 

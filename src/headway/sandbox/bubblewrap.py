@@ -20,13 +20,16 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, Guarantee, SandboxStats
 from headway.sandbox import files
+from headway.sandbox.doors import Doors, begin_later
 from headway.sandbox.hosted import Host, HostedSandbox
 from headway.sandbox.images import Image, image_of
 from headway.sandbox.layout import SANDBOX_ENV, VIEW_TOOLS, Layout, find_bwrap
@@ -34,7 +37,11 @@ from headway.sandbox.members import members
 from headway.sandbox.preflight import guarantees, unavailable
 from headway.sandbox.process import Limits, LongLived, Tree, run_contained
 from headway.sandbox.roster import RosterProvider
+from headway.sandbox.serving import Service, Services
 from headway.sandbox.settings import SandboxSettings
+
+if TYPE_CHECKING:
+    from headway.core.protocols import ConnectionHandler
 
 
 class BubblewrapProvider(RosterProvider["BubblewrapSandbox"]):
@@ -149,6 +156,7 @@ class BubblewrapSandbox(HostedSandbox):
         super().__init__(sandbox_id, labels, provider)
         self._pausing = asyncio.Lock()
         self._tree: Tree | None = None  # of the command that runs
+        self._services = Services()
 
     async def exec(
         self,
@@ -198,6 +206,19 @@ class BubblewrapSandbox(HostedSandbox):
 
         await self._begin(name, make)
 
+    def serve(
+        self, port: int, handler: ConnectionHandler, *, max_connections: int = 64
+    ) -> AbstractAsyncContextManager[int]:
+        """Let commands and long-lived processes connect to a port; see `Sandbox`.
+
+        Each has a network of its own, so `max_connections` holds for each.
+        """
+        return self._services.serve(port, handler, max_connections, self._begin_to_serve)
+
+    async def _begin_to_serve(self, service: Service) -> None:
+        await self._work()
+        begin_later(service, self._services)
+
     async def pause(self) -> None:
         """Stop every process; idempotent. Memory stays with them."""
         async with self._pausing:
@@ -215,6 +236,11 @@ class BubblewrapSandbox(HostedSandbox):
             self._paused = False
             for tree in self._trees():
                 await tree.resume()
+
+    async def terminate(self) -> None:
+        """End everything and remove the files; idempotent."""
+        self._services.close()
+        await super().terminate()
 
     async def stats(self) -> SandboxStats:
         """Say what it holds and what the processes that run have used."""
@@ -239,13 +265,16 @@ class BubblewrapSandbox(HostedSandbox):
         self._index.programs_run()
         limits = Limits(output_bytes, self._provider.settings.start_timeout_s)
 
-        def command(info_fd: int, life_fd: int) -> list[str]:
-            return layout.argv(list(argv), str(folder), info_fd, life_fd, cwd)
+        def tree(stack: contextlib.AsyncExitStack) -> Tree:
+            doors = Doors(self._services, stack) if any(self._services) else None
+            prefix = [] if doors is None else doors.prefix()
 
-        return (
-            lambda stack: Tree(command, SANDBOX_ENV | dict(env or {}), limits, stack),
-            lambda: self._over_quota(folder),
-        )
+            def command(info_fd: int, life_fd: int) -> list[str]:
+                return layout.argv(list(argv), str(folder), info_fd, life_fd, cwd, prefix)
+
+            return Tree(command, SANDBOX_ENV | dict(env or {}), limits, stack, doors)
+
+        return tree, lambda: self._over_quota(folder)
 
     def _trees(self) -> list[Tree]:
         """Return the process trees that run."""

@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 
 from headway.core.errors import SandboxError
 from headway.sandbox.layout import SANDBOX_ENV
+from headway.sandbox.serving import IN_LINE, cannot_listen, checked
 
 MAX_SPAWNED = 32  # long-lived processes of one sandbox at once
 _GONE_S = 5.0  # for a killed sandbox to be gone
@@ -109,6 +110,7 @@ class Cell:
         self._failed: SandboxError | None = None
         self._runs: dict[int, Run] = {}
         self._asked: dict[bytes, asyncio.Future[bytes]] = {}
+        self._given: list[int] = []  # descriptors that came with an answer
         self._closed = False
         self._loop.add_reader(ours, self._read)
 
@@ -173,6 +175,24 @@ class Cell:
             raise SandboxError(f"the sandbox cannot be reached: {error}") from error
         return await within(timeout_s, self._answer(what.lower()))
 
+    async def listen(self, port: int, timeout_s: float) -> socket.socket:
+        """Return a socket that listens at 127.0.0.1 in the sandbox's network; port 0 is one that is free.
+
+        Raises SandboxError when nothing can listen there. One question at a time.
+        """
+        try:
+            self._socket.send(struct.pack("=cHH", b"L", port, IN_LINE))
+        except OSError as error:
+            raise SandboxError(f"the sandbox cannot be reached: {error}") from error
+        try:
+            said = await within(timeout_s, self._answer(b"l"))
+            if not self._given:
+                raise cannot_listen(port, said[1:].decode(errors="replace"))
+            return checked(self._given.pop(), port)
+        finally:  # cancelled with the answer there, for one
+            while self._given:
+                os.close(self._given.pop())
+
     async def _answer(self, kind: bytes) -> bytes:
         if self._failed is not None:
             raise self._failed
@@ -216,12 +236,18 @@ class Cell:
 
     def _read(self) -> None:
         try:
-            data = self._socket.recv(4096)
+            data, fds, _, _ = socket.recv_fds(self._socket, 4096, 1)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            data, fds = b"", []
         kind = data[:1]
+        asked = self._asked.get(kind)
+        for fd in fds:
+            if asked is None or asked.done():
+                os.close(fd)
+            else:
+                self._given.append(fd)
         if kind == b"x":
             _, oom, status, cpu_us, max_rss_kb, wall_us, num_started, number = _ENDING.unpack(data)
             run = self._runs.pop(number, None)
@@ -239,7 +265,6 @@ class Cell:
             self._fail(SandboxError(f"the sandbox failed: {said}"))
         else:
             self._ready |= kind == b"R"
-            asked = self._asked.get(kind)
             if asked is not None and not asked.done():
                 asked.set_result(data)
 

@@ -23,6 +23,7 @@ import functools
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,17 +132,27 @@ class Layout:
         """Return the uid that must own a work folder, None for the caller's own."""
         return NOBODY if self.drop_uid else None
 
-    def argv(self, command: list[str], work: str, info_fd: int, life_fd: int, cwd: str = "") -> list[str]:
+    def argv(
+        self,
+        command: list[str],
+        work: str,
+        info_fd: int,
+        life_fd: int,
+        cwd: str = "",
+        prefix: Sequence[str] = (),
+    ) -> list[str]:
         """Return the whole command line that runs `command` over the host folder `work`, from `cwd` in it.
 
         bubblewrap writes its child's pid, as JSON, to `info_fd`; everything ends at the end of `life_fd`,
-        the reading end of a pipe. The process must lead a process group.
+        the reading end of a pipe. The process must lead a process group. `prefix` is a command, to be run
+        inside, that becomes what follows it.
         """
+        start = [*prefix, *self._start(command, cwd)]
         if not self.drop_uid:
             sources = {sys.base_prefix: sys.base_prefix, WORK: work, VENV: self.venv}
             return [
                 *["/bin/sh", "-c", _GUARD + _RUN, "sh", str(life_fd)],
-                *[self.bwrap.path, *self._contained(sources, info_fd, life_fd), *self._start(command, cwd)],
+                *[self.bwrap.path, *self._contained(sources, info_fd, life_fd), *start],
             ]
         binary, *binds = self._visible_bwrap()
         binds += [work, "work"]
@@ -156,7 +167,7 @@ class Layout:
             *["unshare", "--mount", "/bin/sh", "-c", _GUARD + _MAKE_VIEW + _RUN, "sh", str(life_fd)],
             *[*binds, "--"],
             *["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all"],
-            *[binary, *self._contained(sources, info_fd, life_fd), *self._start(command, cwd)],
+            *[binary, *self._contained(sources, info_fd, life_fd), *start],
         ]
 
     def _start(self, command: list[str], cwd: str) -> list[str]:

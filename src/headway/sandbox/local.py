@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from headway.core.errors import SandboxError, SandboxUnavailableError
 from headway.core.protocols import ExecLimits, ExecResult, Guarantee, SandboxStats
@@ -25,6 +26,7 @@ from headway.sandbox.memory import give_back
 from headway.sandbox.preflight import local_guarantees, unavailable
 from headway.sandbox.programs import Command, LongLived
 from headway.sandbox.roster import RosterProvider
+from headway.sandbox.serving import Service, Services
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.spawning import SpawningSandbox
 from headway.sandbox.store import Index, Store
@@ -32,6 +34,11 @@ from headway.sandbox.tars import Allowance, pack, unpack
 from headway.sandbox.trees import copy_tree
 from headway.sandbox.whole import to_its_end, whole
 from headway.sandbox.zygote import MODEL_UID, Zygote
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from headway.core.protocols import ConnectionHandler
 
 
 class LocalProvider(RosterProvider["LocalSandbox"]):
@@ -124,6 +131,7 @@ class LocalSandbox(SpawningSandbox[LongLived]):
         self._birth = asyncio.Lock()
         self._asking = asyncio.Lock()  # of whoever asks the first process
         self._command: Command | None = None
+        self._services = Services()
 
     @property
     def id(self) -> str:
@@ -180,6 +188,17 @@ class LocalSandbox(SpawningSandbox[LongLived]):
             return LongLived(cell, free, program, output_bytes, self._provider.settings.start_timeout_s)
 
         await self._begin(name, make)
+
+    def serve(
+        self, port: int, handler: ConnectionHandler, *, max_connections: int = 64
+    ) -> AbstractAsyncContextManager[int]:
+        """Let programs connect to 127.0.0.1 at a port, also those that began before; see `Sandbox`."""
+        return self._services.serve(port, handler, max_connections, self._open)
+
+    async def _open(self, service: Service) -> None:
+        async with self._asking:
+            cell = await self._made()
+            service.open(await cell.listen(service.port, self._provider.settings.start_timeout_s))
 
     async def pause(self) -> None:
         """Stop every process; idempotent. Memory is given back as far as memory.py says."""
@@ -270,6 +289,10 @@ class LocalSandbox(SpawningSandbox[LongLived]):
         try:
             await to_its_end(lambda: fill(cell))
             cell.refresh()
+            for service in self._services:
+                listener = await cell.listen(service.port, self._provider.settings.start_timeout_s)
+                service.shut()
+                service.open(listener)
         except BaseException:
             await whole(_let_go(cell))
             raise
@@ -282,6 +305,7 @@ class LocalSandbox(SpawningSandbox[LongLived]):
     async def terminate(self) -> None:
         """End every process and with them every file; idempotent."""
         self._terminated = True
+        self._services.close()
         await whole(self._end())
 
     async def _end(self) -> None:

@@ -53,6 +53,7 @@ def guarantees(*, pids: bool, copied: bool | None = None) -> list[Guarantee]:
     )
     return [
         Guarantee("network", "enforced"),
+        Guarantee("served", "enforced"),
         Guarantee("host_files", "enforced"),
         Guarantee("environment", "enforced"),
         Guarantee("wall", "enforced"),

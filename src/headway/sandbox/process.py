@@ -21,6 +21,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
 from headway.core.errors import SandboxError
@@ -32,6 +33,9 @@ from headway.sandbox.layout import READY
 from headway.sandbox.looks import Looks
 from headway.sandbox.members import go_on, stop
 from headway.sandbox.whole import whole
+
+if TYPE_CHECKING:
+    from headway.sandbox.doors import Doors
 
 _GONE_S = 5.0  # for a killed namespace to be gone
 
@@ -143,7 +147,9 @@ class Tree:
         env: Mapping[str, str],
         limits: Limits,
         stack: contextlib.AsyncExitStack,
+        doors: Doors | None = None,
     ) -> None:
+        self._doors = doors
         self._limits = limits
         self._stack = stack
         self._loop = asyncio.get_running_loop()
@@ -164,7 +170,7 @@ class Tree:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(info_write, life_read),
+                pass_fds=(info_write, life_read, *([doors.theirs.fileno()] if doors else [])),
                 env=dict(env),
                 start_new_session=True,
             )
@@ -212,6 +218,8 @@ class Tree:
             await asyncio.wait([self._err.ended], timeout=1.0)
             said = self._err.text().strip() or "it said nothing"
             raise SandboxError(f"the sandbox did not start: {said}")
+        if self._doors is not None:
+            self._doors.open()
         # bubblewrap writes the pid before it lets its child run, so it is there by now.
         try:
             self.init = int(json.loads(os.read(self._info, 4096))["child-pid"])

@@ -27,9 +27,11 @@ from headway.sandbox.files import usage
 from headway.sandbox.kept import run_kept
 from headway.sandbox.layout import SANDBOX_ENV, Bwrap, Layout
 from headway.sandbox.limited import WithoutPauses, WithoutSpawns
+from headway.sandbox.serving import listen
 
 if TYPE_CHECKING:
     from headway.sandbox.images import Image
+    from headway.sandbox.serving import Service
     from headway.sandbox.settings import SandboxSettings
 
 WARNING = (
@@ -140,6 +142,11 @@ class UnsafeSandbox(WithoutSpawns, WithoutPauses, BubblewrapSandbox):
                 lambda: self._over_quota(folder),
             )
 
+    async def _begin_to_serve(self, service: Service) -> None:
+        """Listen in the host's own network, where every program of the machine can connect."""
+        await self._work()
+        service.open(listen(service.port))
+
     async def stats(self) -> SandboxStats:
         """Say what the work folder holds; processes are not asked."""
         settings = self._provider.settings
@@ -163,6 +170,7 @@ def _guarantees() -> list[Guarantee]:
     end = "a program can end or escape its keeper on purpose"
     return [
         *(Guarantee(name, "absent", _ELSEWHERE) for name in absent),
+        Guarantee("served", "absent", "every program of the machine can connect to what a sandbox is served"),
         Guarantee("environment", "best-effort", "a program starts with an empty one, and can read others'"),
         Guarantee("wall", "best-effort", end),
         Guarantee("output", "enforced"),

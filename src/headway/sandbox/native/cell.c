@@ -30,6 +30,7 @@
 #include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <net/if.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -913,6 +914,22 @@ static void tell_stats(void) {
   if (send_message(control, &stats, sizeof stats, 0, 0)) _exit(0);
 }
 
+/* Answers 'L' u16 u16 (a port, and how many may wait in line) with 'l' and a socket that listens there, in the
+ * sandbox's network, or with 'l' and why not. Nothing in here keeps it. */
+static void listen_for_controller(void) {
+  struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  char said[100] = "l";
+  uint16_t asked[2];
+  int on = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  memcpy(asked, message + 1, sizeof asked);
+  at.sin_port = htons(asked[0]);
+  int failed = fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
+               bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, asked[1]);
+  if (failed) snprintf(said + 1, sizeof said - 1, "%s", strerror(errno));
+  if (send_message(control, said, strlen(said), &fd, !failed)) _exit(0);
+  if (fd >= 0) close(fd);
+}
+
 /* Does what the controller asks for. */
 static void obey(int null) {
   int fds[MAX_FDS], num_fds;
@@ -935,6 +952,8 @@ static void obey(int null) {
     answer('w');
   } else if (message[0] == 'Q') {
     tell_stats();
+  } else if (message[0] == 'L' && size == 5) {
+    listen_for_controller();
   } else if (message[0] == 'X' && !parse_program(size, &program) && !commands[program.id].alive &&
              num_fds == 3 - !!(program.flags & NO_INPUT)) {
     int given = 0;

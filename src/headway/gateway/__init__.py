@@ -1,0 +1,1 @@
+"""Serves rollouts to programs over the OpenAI API. No torch."""

@@ -1,0 +1,143 @@
+"""HTTP/1.1 on one connection: requests in, responses out. h11 knows the protocol, this moves the bytes.
+
+Consumes what the client sends. Waits for a request, for its body, and in `gone` for the client's leaving
+while somebody else works on the answer; the end of the connection unblocks each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import h11
+
+from headway.gateway.faults import ApiError
+
+if TYPE_CHECKING:
+    from asyncio import StreamReader, StreamWriter
+
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, its body complete."""
+
+    method: str
+    path: str
+    headers: dict[str, str]  # names in lower case
+    body: bytes
+
+
+class Exchange:
+    """A connection that a client opened."""
+
+    def __init__(self, reader: StreamReader, writer: StreamWriter, max_body_bytes: int) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._max_body_bytes = max_body_bytes
+        self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 16)
+        self._chunked = False
+        self.begun = False  # the response to the present request
+
+    async def receive(self) -> Request | None:
+        """Return the next request, None when there is none any more.
+
+        Raises ApiError for what is no request, which is the connection's last.
+        """
+        try:
+            if self._protocol.our_state is h11.DONE:
+                self._protocol.start_next_cycle()
+            self.begun = self._chunked = False
+            head: h11.Request | None = None
+            parts: list[bytes] = []
+            size = 0
+            while True:
+                event = self._protocol.next_event()
+                if event is h11.NEED_DATA:
+                    if self._protocol.they_are_waiting_for_100_continue:
+                        go_on = h11.InformationalResponse(status_code=100, headers=[])
+                        self._write(self._protocol.send(go_on))
+                    self._protocol.receive_data(await self._reader.read(_READ_BYTES))
+                elif isinstance(event, h11.Request):
+                    head = event
+                elif isinstance(event, h11.Data):
+                    size += len(event.data)
+                    if size > self._max_body_bytes:
+                        rule = (
+                            f"a request's body may have {self._max_body_bytes} bytes (gateway.max_request_mb)"
+                        )
+                        raise ApiError(413, rule, code="request_too_large")
+                    parts.append(bytes(event.data))
+                elif isinstance(event, h11.EndOfMessage) and head is not None:
+                    return _request(head, b"".join(parts))
+                else:  # closed, or a state that no further request follows
+                    return None
+        except h11.RemoteProtocolError as error:
+            raise ApiError(
+                error.error_status_hint, f"this is no HTTP request: {error}", code="bad_request"
+            ) from error
+        except ConnectionError:
+            return None
+
+    async def gone(self) -> None:
+        """Return when the client has closed the connection; what it sends before is kept."""
+        try:
+            while data := await self._reader.read(_READ_BYTES):
+                self._protocol.receive_data(data)
+        except (ConnectionError, h11.RemoteProtocolError):
+            return
+
+    def begin(self, content_type: str) -> None:
+        """Begin a response of status 200 whose length is not known yet."""
+        headers = [("content-type", content_type), ("cache-control", "no-store"), *self._framing()]
+        self._write(self._protocol.send(h11.Response(status_code=200, headers=headers)))
+        self.begun = True
+
+    def part(self, data: bytes) -> None:
+        """Send a part of a response that has begun."""
+        self._write(self._protocol.send(h11.Data(data=data)))
+
+    async def end(self) -> None:
+        """End a response that has begun."""
+        self._write(self._protocol.send(h11.EndOfMessage()))
+        await self._drain()
+
+    async def respond(self, status: int, body: bytes, timing: str = "") -> None:
+        """Send a whole JSON response."""
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        if timing:
+            headers.append(("server-timing", timing))
+        head = self._protocol.send(h11.Response(status_code=status, headers=headers)) or b""
+        rest = self._protocol.send(h11.Data(data=body)) or b""
+        self._write(head + rest + (self._protocol.send(h11.EndOfMessage()) or b""))
+        await self._drain()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the connection may bring another request."""
+        return self._protocol.our_state is h11.DONE and self._protocol.their_state is h11.DONE
+
+    def _framing(self) -> list[tuple[str, str]]:
+        self._chunked = self._protocol.their_http_version != b"1.0"
+        return [("transfer-encoding", "chunked")] if self._chunked else [("connection", "close")]
+
+    def _write(self, data: bytes | None) -> None:
+        if data and not self._writer.is_closing():
+            self._writer.write(data)
+
+    async def _drain(self) -> None:
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            return  # `gone` and `receive` tell
+
+    def abort(self) -> None:
+        """Cut the connection off, so that a client does not take what it has for a whole response."""
+        self._writer.transport.abort()
+
+
+def _request(head: h11.Request, body: bytes) -> Request:
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+    path = head.target.decode("latin-1").partition("?")[0]
+    return Request(head.method.decode("latin-1"), path, headers, body)
