@@ -8,6 +8,7 @@ from headway.cli.lazy import LazyGroup
 
 COMMANDS = {
     "list": ("env_list", "List the environments."),
+    "make": ("env_make", "Make the tasks of an environment."),
     "try": ("env_try", "Run one rollout and show it turn by turn."),
 }
 
