@@ -234,3 +234,10 @@ async def test_a_command_that_is_cancelled_twice_is_gone_with_bubblewrap_too(tmp
         assert running.cancelled()
         assert tree._process.returncode is not None
     await sandbox.terminate()
+
+
+async def test_a_sandbox_that_has_failed_is_not_alive_although_its_processes_still_end(provider, sandbox):
+    await sandbox.prepare()
+    assert await provider.alive(sandbox.id)
+    sandbox._cell._fail(SandboxError("its first process ended"))  # what its socket's end does
+    assert not await provider.alive(sandbox.id)
