@@ -311,10 +311,8 @@ class Tree:
         """Say how the program ended; only an exit has an exit code."""
         code = self._process.returncode
         rc = signum = None
-        if code is None:  # it did not end when it was killed
-            ended_by = "killed"
-        cause = ended_by
-        if ended_by == "exit":
+        cause: Cause = "killed" if code is None else ended_by  # None: it did not end when it was killed
+        if code is not None and cause == "exit":
             # bubblewrap hands a signal death on as 128 + n; a program that exits with such a code itself
             # is reported as killed, which is never mistaken for success.
             if code < 0 or 128 < code <= 192:
