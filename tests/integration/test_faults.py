@@ -229,7 +229,7 @@ except SandboxError:
     report = bench.check()
     assert report["outcome"] == "failed"
     assert report["steps"] >= 1  # those before it are in the weights
-    told = messages(bench, "infra")
+    told = messages(bench, "infrastructure")
     assert any(words in note["message"] for note in told)
     scored = {event["rollout"] for event in bench.entries("Scored")}
     assert not {note["rollout"] for note in told} & scored

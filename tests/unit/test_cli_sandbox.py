@@ -118,3 +118,21 @@ def test_bench_measures_within_its_time(folder):
     assert shown["creates_per_s"] > 0
     head, row = told("bench", "--provider", "local", "--seconds", "0.3").splitlines()
     assert (head.split()[0], row.split()[0]) == ("PROVIDER", "local")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("bench", "--provider", "chroot"), "there is no provider chroot"),
+        (("check", "--provider", "chroot"), "there is no provider chroot"),
+        (("bench", "--seconds", "0"), "must be above 0"),
+        (("bench", "--seconds", "-1"), "must be above 0"),
+        (("bench", "--seconds", "nan"), "must be above 0"),
+        (("bench", "--seconds", "inf"), "at most 3600"),
+    ],
+)
+def test_what_cannot_be_checked_or_measured_is_a_wrong_command(arguments, said):
+    result = CliRunner().invoke(cli, ["sandbox", *arguments])
+    assert result.exit_code == 2, result.output
+    assert said in result.output
+    assert "Traceback" not in result.output

@@ -114,6 +114,18 @@ async def test_every_problem_is_told_at_once_and_nothing_changes(served):
     assert served.events == [SettingChanged("queue.depth", 2, checked=True)]
 
 
+async def test_what_pools_learned_when_they_started_is_refused(served):
+    """Scheduler and pools must agree on the places: the one cannot grant what the others do not have."""
+    overrides = ("max_live=64", "warm=1", "max_starting=2", "max_starts_per_s=3")
+    async with served:
+        error = await served.refused("set", tuple(f"sandbox.{override}" for override in overrides))
+    told = [str(problem) for problem in error.problems]
+    assert len(told) == len(overrides)
+    assert all("takes effect at a resume only" in problem for problem in told)
+    assert any("sandbox.max_live" in line and "divided its places when it started" in line for line in told)
+    assert served.events == []
+
+
 async def test_settings_that_clash_with_the_present_ones_are_refused(served):
     async with served:
         error = await served.refused("set", ("queue.depth=3",))

@@ -305,3 +305,40 @@ def _descendants(ancestor):
         front += below
         found |= {pid: names[pid] for pid in below if pid in names}
     return found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"id": ["a"], "labels": {}, "created_s": 1.0},
+        {"id": "a", "labels": None, "created_s": 1.0},
+        {"id": "a", "labels": {"run": 1}, "created_s": 1.0},
+        {"id": "a", "labels": {}, "created_s": "yesterday"},
+        {"id": "a", "labels": {}, "created_s": 1.0, "state": "asleep"},
+        {"id": "a", "labels": {}, "created_s": 1.0, "name": None},
+    ],
+)
+async def test_a_lease_of_other_types_costs_no_other(tmp_path, line):
+    book = book_of(tmp_path)
+    book.begin("b", {"run": "r"})
+    path = read_books(tmp_path)[0].path
+    with path.open("a") as file:
+        file.write(json.dumps({"+": line}) + "\n" + json.dumps({"=": ["b", 3, None]}) + "\n")
+    assert [[*read.leases.values()] for read in read_books(tmp_path)] == [[*book._leases.values()]]
+    dead(book)
+    swept = await sweep(lambda owner: Scripted(9), folder=tmp_path)
+    assert (swept.num_owners, swept.failed) == (1, {})
+
+
+@pytest.mark.parametrize(
+    "change", [{"created_s": "x"}, {"pid": "1"}, {"settings": None}, {"run": 5}, {"provider": ["local"]}]
+)
+def test_an_owner_of_other_types_is_left_out_and_so_is_what_is_no_file(tmp_path, change):
+    book = book_of(tmp_path)
+    book.begin("a", {"run": "r"})
+    owner = json.loads(read_books(tmp_path)[0].path.read_text().splitlines()[0])
+    (tmp_path / "odd.leases").write_text(json.dumps(owner | change) + "\n")
+    os.mkfifo(tmp_path / "pipe.leases")
+    (tmp_path / "folder.leases").mkdir()
+    assert [read.owner.pid for read in read_books(tmp_path)] == [os.getpid()]
+    book.close()

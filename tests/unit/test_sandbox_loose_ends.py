@@ -86,8 +86,8 @@ async def test_a_program_that_could_not_be_asked_for_leaves_no_name_and_no_descr
         for stdin in (b"", b"x" * 100_000):
             with pytest.raises(SandboxError):
                 await sandbox.spawn("name", argv, stdin=stdin)
-            with pytest.raises(SandboxError):
-                await sandbox.exec(argv, stdin=stdin)
+            if argv:
+                assert (await sandbox.exec(argv, stdin=stdin)).rc == 126
     with pytest.raises(SandboxError, match="must have been spawned"):
         await sandbox.poll("name")
     assert num_open() == before
@@ -190,3 +190,54 @@ async def test_what_was_written_through_a_mapping_is_in_the_next_snapshot(kind, 
             provider.close()
         else:
             os.rmdir(provider.root())
+
+
+async def test_a_kill_that_is_cut_off_signals_nobody_by_a_number_of_old(tmp_path, monkeypatch):
+    """Of a long-lived process of bubblewrap: the number of its process handle may be of another by then."""
+    provider = BubblewrapProvider(SandboxSettings(directory=str(tmp_path)))
+    sandbox = await provider.create("s", {"run": "r"})
+    send, sent = signal.pidfd_send_signal, []
+    monkeypatch.setattr(
+        "headway.sandbox.process.signal.pidfd_send_signal",
+        lambda fd, *rest: sent.append(os.readlink(f"/proc/self/fd/{fd}")) or send(fd, *rest),
+    )
+    for number in range(8):
+        await sandbox.spawn("it", ["sleep", "600"])
+        process = sandbox._spawned["it"]
+        killing = asyncio.create_task(sandbox.kill("it"))
+        for _ in range(number + 1):
+            await asyncio.sleep(0)
+        killing.cancel()
+        await asyncio.gather(killing, return_exceptions=True)
+        await sandbox.kill("it")
+        assert (await sandbox.poll("it")).cause == "killed"
+        assert process.tree._process.returncode is not None
+    assert set(sent) == {"anon_inode:[pidfd]"} or not sent
+    await sandbox.terminate()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_command_that_is_cancelled_twice_is_gone_with_bubblewrap_too(tmp_path):
+    provider = BubblewrapProvider(SandboxSettings(directory=str(tmp_path)))
+    sandbox = await provider.create("s", {"run": "r"})
+    await sandbox.exec(["true"])
+    for _ in range(3):
+        running = asyncio.create_task(sandbox.exec(["sleep", "600"]))
+        async with asyncio.timeout(20):
+            while sandbox._tree is None or sandbox._tree.init is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        tree = sandbox._tree
+        for _ in range(2):
+            running.cancel()
+            await asyncio.sleep(0)
+        await asyncio.gather(running, return_exceptions=True)
+        assert running.cancelled()
+        assert tree._process.returncode is not None
+    await sandbox.terminate()
+
+
+async def test_a_sandbox_that_has_failed_is_not_alive_although_its_processes_still_end(provider, sandbox):
+    await sandbox.prepare()
+    assert await provider.alive(sandbox.id)
+    sandbox._cell._fail(SandboxError("its first process ended"))  # what its socket's end does
+    assert not await provider.alive(sandbox.id)

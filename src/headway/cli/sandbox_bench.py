@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _HEAD = ("PROVIDER", "CREATE", "FIRST OUTPUT", "EXEC", "DESTROY", "PLAIN", "CREATES/S")
+_MAX_SECONDS = 3600
 _TIMES = ("create_ms", "first_ms", "exec_ms", "destroy_ms", "plain_ms")
 
 
@@ -36,10 +37,12 @@ def command(provider: str | None, seconds: float, as_json: bool) -> int:
       headway sandbox bench --provider local --seconds 10
     """
     from headway.cli.sandbox_ls import columns
-    from headway.sandbox.pools import PROVIDERS, settings_of
+    from headway.sandbox.pools import PROVIDERS
 
-    if provider is not None:
-        settings_of(provider)
+    if provider not in (None, *PROVIDERS):
+        raise click.UsageError(f"there is no provider {provider}; there are {', '.join(PROVIDERS)}.")
+    if not 0 < seconds <= _MAX_SECONDS:
+        raise click.UsageError(f"--seconds must be above 0 and at most {_MAX_SECONDS} (got {seconds:g}).")
     found = {
         name: asyncio.run(_bench(name, seconds)) for name in (PROVIDERS if provider is None else (provider,))
     }

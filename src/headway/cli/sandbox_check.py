@@ -32,10 +32,10 @@ def command(provider: str | None, as_json: bool) -> int:
       headway sandbox check --provider local --json
     """
     from headway.sandbox.census import LEFT_OVER, census
-    from headway.sandbox.pools import PROVIDERS, settings_of
+    from headway.sandbox.pools import PROVIDERS
 
-    if provider is not None:
-        settings_of(provider)
+    if provider not in (None, *PROVIDERS):
+        raise click.UsageError(f"there is no provider {provider}; there are {', '.join(PROVIDERS)}.")
     found = {name: asyncio.run(_check(name)) for name in (PROVIDERS if provider is None else (provider,))}
     left = sum(seen.state == LEFT_OVER for seen in census())
     with until_nobody_reads():

@@ -1,9 +1,9 @@
 """Where a life hands versions over in shared memory, and what killed ones left there.
 
 Beside its folder a life has a file that it keeps a lock on. The kernel takes the lock back however the
-process dies, and knows it in whatever pid namespace the process is; so a free lock says beyond doubt that nobody hands
-over anything there any more. A resume begins with a folder of its own and needs none of it. A folder without
-such a file says nothing, for a version of Headway made it that made none: it stays.
+process dies, and knows it in whatever pid namespace the process is; so a free lock says beyond doubt that
+nobody hands over anything there any more. A resume begins with a folder of its own and needs none of it. A
+folder without such a file says nothing, for a version of Headway made it that made none: it stays.
 """
 
 from __future__ import annotations

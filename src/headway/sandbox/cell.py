@@ -127,8 +127,8 @@ class Cell:
 
     @property
     def alive(self) -> bool:
-        """Whether the first process runs."""
-        if self._closed:
+        """Whether the first process runs, and has not said that it ends."""
+        if self._closed or self._failed is not None:
             return False
         poll = select.poll()
         poll.register(self._pid_fd, select.POLLIN)

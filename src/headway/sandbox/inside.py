@@ -506,7 +506,7 @@ def _events() -> dict[str, int]:
     """Return how often the machine's limits were met and what it used, as far as its control group tells."""
     found: dict[str, int] = {}
     for file, key, name in _TOLD:
-        with contextlib.suppress(OSError, ValueError), open(f"{_GROUP}/{file}") as lines:
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"{_GROUP}/{file}") as lines:
             for line in lines:
                 if line.split()[0] == key:
                     found[name] = int(line.split()[1])

@@ -20,9 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from headway.core.clock import wall_time
 from headway.core.codec import to_plain
@@ -221,7 +221,7 @@ def read_books(folder: Path | None = None) -> list[Book]:
     books: list[Book] = []
     for path in _paths(folder):
         with contextlib.suppress(OSError):
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be anything
             try:
                 if (book := _read(path, file)) is not None:
                     book.alive = not _free(file, fcntl.LOCK_SH, book.owner)
@@ -299,19 +299,37 @@ def _read(path: Path, file: int) -> Book | None:
         owner = Owner(**json.loads(lines[0]))
     except (ValueError, TypeError):
         return None
+    if not _is_as_written(owner):
+        return None
     leases: dict[str, Lease] = {}
     for line in lines[1:]:
         with contextlib.suppress(ValueError, TypeError, KeyError):  # cut in the middle
             change: dict[str, Any] = json.loads(line)
             if "+" in change:
                 lease = Lease(**change["+"])
-                leases[lease.id] = lease
+                if _is_as_written(lease):
+                    leases[lease.id] = lease
             elif "-" in change:
                 leases.pop(change["-"], None)
             else:
                 name, state, of = change["="]
-                leases[name].state, leases[name].name = state, of
+                changed = replace(leases[name], state=state, name=of)
+                if _is_as_written(changed):
+                    leases[name] = changed
     return Book(path, owner, leases, info.st_mtime, alive=True)
+
+
+def _is_as_written(found: Owner | Lease) -> bool:
+    """Say whether what was read has the types that are written: a file may be of another version."""
+    if type(found.labels if isinstance(found, Lease) else found.settings) is not dict:
+        return False
+    if isinstance(found, Lease):
+        words = (found.id, found.name, *found.labels.keys(), *found.labels.values())
+        known = found.state in get_args(State)
+    else:
+        words = (found.start, found.boot, found.run, found.provider, found.command, *found.settings)
+        known = type(found.pid) is int
+    return known and type(found.created_s) in (int, float) and all(type(word) is str for word in words)
 
 
 def _write_all(file: int, data: bytes) -> None:

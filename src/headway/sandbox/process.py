@@ -69,7 +69,7 @@ async def run_contained(
             ended_by = await contained.over
             spent_s = stopwatch() - began
         finally:
-            await contained.end()
+            await whole(contained.end())
     if ended_by == "exit":
         ended_by = over_quota() or "exit"
     return contained.result(ended_by, max(0.0, spent_s - contained.wall.paused_s))
@@ -90,6 +90,9 @@ class LongLived:
         self._over_quota = over_quota
         self._turn = asyncio.Lock()
         self._ended: ExecResult | None = None
+        self._let_go_of = (
+            False  # its descriptors are closed, or are about to be: their numbers may be others'
+        )
 
     @property
     def running(self) -> bool:
@@ -102,10 +105,10 @@ class LongLived:
             await self.tree.start()
             await self.tree.begin(self._stdin, self._over_quota)
         except BaseException:
-            await whole(self._let_go())
+            await self._let_go()
             raise
         # What breaks a limit is killed at once; the rest of its end waits for who looks.
-        self.tree.over.add_done_callback(lambda _: self.tree.kill())
+        self.tree.over.add_done_callback(lambda _: self._let_go_of or self.tree.kill())
 
     async def poll(self) -> Polled:
         """Say how it is, and what it wrote since the last call."""
@@ -127,11 +130,17 @@ class LongLived:
             await self._finish()
 
     async def _finish(self) -> None:
+        await self._let_go()
         if self._ended is None:
-            await self._let_go()
             self._ended = self.tree.result(self.tree.over.result(), 0.0)
 
     async def _let_go(self) -> None:
+        """End it and close what is open of it, once, and whole although the caller is cancelled."""
+        if not self._let_go_of:
+            self._let_go_of = True
+            await whole(self._closed())
+
+    async def _closed(self) -> None:
         try:
             await self.tree.end()
         finally:
@@ -310,8 +319,8 @@ class Tree:
         """Say how the program ended; only an exit has an exit code."""
         code = self._process.returncode
         rc = signum = None
-        cause = ended_by
-        if ended_by == "exit":
+        cause: Cause = "killed" if code is None else ended_by  # None: it did not end when it was killed
+        if code is not None and cause == "exit":
             # bubblewrap hands a signal death on as 128 + n; a program that exits with such a code itself
             # is reported as killed, which is never mistaken for success.
             if code < 0 or 128 < code <= 192:
