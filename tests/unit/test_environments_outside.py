@@ -123,7 +123,7 @@ async def test_silence_is_a_failure_and_a_redirect_is_not_followed():
 
 async def test_wrong_arguments_ask_nobody():
     tool = http("http://127.0.0.1:1/")
-    with pytest.raises(ToolRefusal, match="search has no 'q'. It takes query, k."):
+    with pytest.raises(ToolRefusal, match="search has no 'q'"):
         await tool.run({"q": "x"})
     with pytest.raises(ToolRefusal, match="search needs query"):
         await tool.run({"k": 1})
@@ -227,10 +227,14 @@ async def test_a_stdio_server_gives_its_tools_to_one_rollout(mcp, monkeypatch):
 
 async def test_what_is_raised_within_a_session_comes_out_as_it_is(mcp):
     server = stdio(tools=("put",), variables={"PYTHONPATH": ":".join(sys.path)})
-    with pytest.raises(ContextFullError, match="no room"):
+
+    async def rollout():
         async with server.open() as tools:
             assert [tool.spec.name for tool in tools] == ["put"]
             raise ContextFullError("no room")
+
+    with pytest.raises(ContextFullError, match="no room"):
+        await rollout()
 
 
 async def test_a_server_that_does_not_start_or_lacks_a_tool_is_a_failure(mcp):

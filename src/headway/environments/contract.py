@@ -192,11 +192,10 @@ def _overlap(environment: Environment, train: list[Task], held_out: list[Task]) 
             {json.dumps([to_plain(message) for message in environment.prompt(task)]): task for task in tasks}
             for tasks in (train, held_out)
         ]
-    both = asked[0].keys() & asked[1].keys()
+    both = [prompt for prompt in asked[1] if prompt in asked[0]]
     if both:
-        first = next(iter(both))
-        where = f"{asked[0][first].id} and {asked[1][first].id}"
-        return Judged("splits", "error", f"{len(both)} held-out tasks are asked in training too ({where})",
+        where = f"{asked[0][both[0]].id} and {asked[1][both[0]].id}"
+        return Judged("splits", "error", f"{len(both)} held-out prompts are asked in training too ({where})",
                       "Choose the split by what is asked: headway.environments.tasks.split_of")  # fmt: skip
     return Judged("splits", "ok", f"none of {len(held_out)} held-out tasks is among {len(train)} train tasks")
 

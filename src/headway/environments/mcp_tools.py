@@ -140,7 +140,7 @@ class McpServer:
                 command=program, args=arguments, env={**self.settings.variables, **secrets}
             )
             # What it writes on its standard error may tell its secrets, and would go into the worker's log.
-            silent = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: ASYNC230
+            silent = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: ASYNC230, SIM115
             opening = stdio_client(given, errlog=silent)
         streams = await stack.enter_async_context(opening)
         session = await stack.enter_async_context(ClientSession(*streams[:2]))
