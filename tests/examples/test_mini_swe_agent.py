@@ -1,4 +1,4 @@
-"""mini-swe-agent, as PyPI has it, mends a program in a sandbox; what the policy told it is what is trained."""
+"""mini-swe-agent, as PyPI has it, mends a program in a sandbox; what the policy said is trained."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.examples, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "cat shop.py",
-    "sed -i 's/(1 + discount)/(1 - discount)/; s/return min(prices)/return min(prices, default=None)/' shop.py",
+    "sed -i 's/(1 + discount)/(1 - discount)/; s/min(prices)/min(prices, default=None)/' shop.py",
     "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT",
 )
 
@@ -43,4 +43,3 @@ async def test_it_mends_a_program(tmp_path, monkeypatch):
     assert trial.outcome["rc"] == 0
     answers = [message for message in trial.transcript if message["role"] == "assistant"]
     assert len(answers) == 3
-    (sample,) = trial.shown["branches"] if "branches" in trial.shown else (None,)
