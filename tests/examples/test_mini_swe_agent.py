@@ -12,7 +12,7 @@ from headway.gateway.server import Gateway
 from headway.renderers.chat import Renderer
 from headway.runtime.environment_worker import generation_limits, host_settings
 from headway.sandbox.pools import make_pool
-from tests.unit.gateway_parts import saying, serving
+from tests.unit.gateway_parts import saying
 from tests.unit.rollout_parts import write_tokenizer
 
 pytestmark = [pytest.mark.examples, pytest.mark.timeout(1800)]
@@ -33,7 +33,7 @@ async def test_it_mends_a_program(tmp_path, monkeypatch):
     renderer = Renderer(tmp_path / "model")
     calls = [json.dumps({"name": "bash", "arguments": {"command": command}}) for command in COMMANDS]
     engine = saying(renderer, *(f"So:\n<tool_call>\n{call}\n</tool_call>" for call in calls), context=16384)
-    async with serving(Gateway(config.gateway, name="mini")) as gateway:
+    async with Gateway(config.gateway, name="mini").serving() as gateway:
         trial = await try_once(
             build("harness", config.environment.args), engine, renderer, make_pool(config.sandbox, "mini"),
             generation_limits(config), settings=host_settings(config), timeout_s=600, server=gateway,

@@ -4,7 +4,6 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
-from contextlib import asynccontextmanager
 
 from tests.unit.rollout_parts import ScriptedEngine
 
@@ -44,14 +43,3 @@ def saying(renderer, *texts, close="<|im_end|>", **options):
         return renderer.encode(texts[min(at, len(texts) - 1)] + close)
 
     return ScriptedEngine(script, decode=renderer.decode, **options)
-
-
-@asynccontextmanager
-async def serving(gateway):
-    """Serve for the length of a block."""
-    async with asyncio.TaskGroup() as group:
-        group.create_task(gateway.run())
-        try:
-            yield gateway
-        finally:
-            gateway.close()

@@ -1,15 +1,19 @@
 """Programs speak to their rollout over the OpenAI API; what they were told is what is trained."""
 
 import asyncio
+import contextlib
 import json
 import sys
+from array import array
 
 import pytest
 
 from headway.core.events import RolloutEnded, RolloutFailed, RolloutParked, TurnEnded
-from headway.core.protocols import Outcome
+from headway.core.protocols import Completion, Endpoint, Outcome
+from headway.core.records import Message
 from headway.environments.generation import GenerationLimits
 from headway.gateway.server import Gateway
+from headway.gateway.sessions import Session
 from headway.gateway.settings import GatewaySettings
 from tests.unit.gateway_parts import asked, chat, saying, sent
 from tests.unit.host_stage import opened
@@ -40,6 +44,14 @@ async def ended(stage):
     return stage.payload(event.payload), event
 
 
+async def started(code, *words, **env):
+    """Start a program of this interpreter whose output is read."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, *words, stdout=asyncio.subprocess.PIPE,
+        env=env | {"PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+
+
 CLIENT = """
 import openai, sys
 client = openai.OpenAI()
@@ -57,10 +69,8 @@ async def test_an_unmodified_openai_client_drives_a_rollout_that_is_trained(serv
     pytest.importorskip("openai")
 
     async def work(endpoint):
-        program = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", CLIENT, stdout=asyncio.subprocess.PIPE,
-            env={"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": endpoint.key, "PYTHONPATH": ":".join(sys.path)},
-        )  # fmt: skip
+        env = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": endpoint.key}
+        program = await started(CLIENT, **env)
         out, _ = await program.communicate()
         assert program.returncode == 0
         return out.decode().split()
@@ -159,12 +169,13 @@ async def test_a_client_that_calls_tools_goes_on_from_what_was_sampled(served, r
     assert renderer.encode(call + "<|im_end|>").tobytes() in sample.token_ids.tobytes()
 
 
+USER = {"role": "user", "content": "x"}
 WRONG = [
     ("/v1/chat/completions", {"messages": []}, 400, "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "robot", "content": ""}]}, 400, "messages[0].role"),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0]"),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 2}, 400, "n"),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, 400, "max_tokens"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{}]}]}, 400, "messages[0].content[0]"),  # noqa: E501
+    ("/v1/chat/completions", {"messages": [USER], "n": 2}, 400, "n"),
+    ("/v1/chat/completions", {"messages": [USER], "max_tokens": 0}, 400, "max_tokens"),
     ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "x"}]}, 400, None),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 600}]}, 400, "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, 400, None),
@@ -352,3 +363,91 @@ async def test_a_client_that_waits_long_is_told_to_go_on_waiting(served, rendere
     assert json.loads(whole)["choices"][0]["message"]["content"] == "one"
     assert stream.startswith(": waiting\n\n: waiting\n\n")
     assert "data: [DONE]" in stream
+
+
+KILLED = """
+import asyncio, sys
+from headway.gateway.server import Gateway
+
+class Silent:
+    max_context_tokens = 64
+    async def complete(self, *args, **kwargs):
+        await asyncio.sleep(3600)
+
+async def main():
+    gateway = Gateway(name=sys.argv[1])
+    async with asyncio.TaskGroup() as group:
+        group.create_task(gateway.run())
+        endpoint = await gateway.open(Silent(), "r1.1")
+        print(endpoint.port, endpoint.key, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_the_sessions_of_a_dead_worker_are_told_so_by_the_one_that_takes_its_place(tmp_path):
+    name = str(tmp_path)
+    worker = await started(KILLED, name)
+    port, key = (await worker.stdout.readline()).decode().split()
+    endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", key, int(port), None)
+    assert (await asked(endpoint, "/v1/models"))[0] == 200
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+    body = b'{"messages": [{"role": "user", "content": "hi"}]}'
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Session: {key}\r\n"
+    writer.write(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    await writer.drain()
+    worker.kill()
+    await worker.wait()
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""  # an API connection error to clients, who ask again
+    writer.close()
+    async with Gateway(name=name).serving() as gateway:
+        other = await gateway.open(None, "r2.1")
+        assert other.port == int(port)
+        status, answer = await chat(endpoint, ("user", "hi"))
+    assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+    assert "worker" in answer["error"]["message"]
+
+
+async def test_a_socket_in_the_run_folder_serves_as_well(tmp_path):
+    gateway = Gateway(GatewaySettings(listen="unix"), name="environment0", folder=tmp_path)
+    async with gateway.serving():
+        await gateway.open(Models(), "r1.1")
+        endpoint = await gateway.open(Models(), "r2.1")
+        reader, writer = await asyncio.open_unix_connection(gateway.path)
+        head = f"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Session: {endpoint.key}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode())
+        answer = await reader.read()
+        writer.close()
+    assert endpoint.port == 0
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b'"max_model_len":64' in answer
+
+
+async def test_a_connection_out_of_a_sandbox_reaches_its_own_rollout_whatever_key_it_names(tmp_path):
+    gateway = Gateway(name=str(tmp_path))
+    async with gateway.serving():
+        first = await gateway.open(Models(64), "r1.1")
+        second = await gateway.open(Models(128), "r2.1")
+        server = await asyncio.start_server(second.handler, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        seen = await asked(Endpoint(f"http://127.0.0.1:{port}/v1", first.key, port, None), "/v1/models")
+        server.close()
+    assert seen[1]["data"][0]["max_model_len"] == 128
+
+
+class Models:
+    """A rollout of which only the model is asked."""
+
+    def __init__(self, max_context_tokens=64):
+        self.max_context_tokens = max_context_tokens
+
+
+async def test_an_answer_that_no_client_took_is_told_to_who_asks_the_same_again():
+    session = Session(Models(), "r1.1")
+    ids = array("i", [1])
+    done = Completion(ids, ids, array("f", [0.0]), Message("assistant", "one"), "stop")
+    session.keep(b"request", done)
+    assert session.kept(b"another") is None
+    assert session.kept(b"request") is done
+    assert session.kept(b"request") is None

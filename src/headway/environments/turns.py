@@ -14,13 +14,13 @@ from headway.core.errors import ContextFullError, EngineError, EnvironmentFault
 from headway.core.events import Event, TurnEnded
 from headway.core.records import FinishReason, Message, ToolSpec, Turn
 from headway.environments.answer import Answer
-from headway.environments.branches import Branches
 from headway.renderers.recorder import TurnRecorder
 
 if TYPE_CHECKING:
     from array import array
 
     from headway.core.commands import StartRollout
+    from headway.environments.branches import Branches
     from headway.environments.generation import Generation, GenerationLimits
     from headway.environments.watch import Watch
     from headway.renderers.chat import Renderer

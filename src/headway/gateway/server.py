@@ -29,6 +29,8 @@ from headway.gateway.settings import GatewaySettings
 from headway.gateway.waiting import ClientGoneError, awaited
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from headway.core.protocols import Completions
     from headway.gateway.http import Request
 
@@ -75,6 +77,21 @@ class Gateway:
             for writer in self._writers:
                 writer.transport.abort()
         self._group = None
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncGenerator[Gateway]:
+        """Serve for the length of a block; what that raises is raised as it is."""
+        failure: Exception | None = None
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.run())
+            try:
+                yield self
+            except Exception as error:
+                failure = error
+            finally:
+                self.close()
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """Let `run` end; connections are cut."""

@@ -49,11 +49,9 @@ async def _run(
         await provider.preflight()
     limits = host_settings(config)
     engine = await asyncio.to_thread(build_engine, model_dir, config, "engine", 0)
-    gateway = Gateway(config.gateway, name=label)
     try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(gateway.run())
-            trial = await run_trial(
+        async with Gateway(config.gateway, name=label).serving() as gateway:
+            return await run_trial(
                 environment,
                 engine,
                 renderer,
@@ -71,8 +69,6 @@ async def _run(
                 + limits.cancel_grace_s,
                 server=gateway,
             )
-            gateway.close()
-            return trial
     finally:
         await engine.close()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from headway.core.errors import DeadlineError, EnvironmentSetupError, UserError
 from headway.core.events import Scored, ScoreFailed
 from headway.environments.trial import Trial, try_once
+from headway.gateway.server import Gateway
 from headway.runtime.environment_worker import generation_limits, host_settings
 from headway.runtime.preflight.environments import raised
 from headway.runtime.preflight.findings import Finding, failed, ok
@@ -55,18 +56,21 @@ def _cases(subject: Subject) -> Iterator[tuple[str, Environment]]:
 async def _try(subject: Subject, environment: Environment, split: str) -> Trial:
     config, settings, label = subject.config, host_settings(subject.config), own_label("try")
     engine = StandInEngine(subject.renderer, config.generator.max_context_tokens)
-    trial = await try_once(
-        environment,
-        engine,
-        subject.renderer,
-        make_pool(config.sandbox, label),
-        generation_limits(config),
-        settings=settings,
-        split=split,
-        seed=config.run.seed,
-        run_id=label,
-        timeout_s=config.environment.rollout_timeout_s + settings.score_timeout_s + settings.cancel_grace_s,
-    )
+    timeout_s = config.environment.rollout_timeout_s + settings.score_timeout_s + settings.cancel_grace_s
+    async with Gateway(config.gateway, name=label).serving() as gateway:
+        trial = await try_once(
+            environment,
+            engine,
+            subject.renderer,
+            make_pool(config.sandbox, label),
+            generation_limits(config),
+            settings=settings,
+            split=split,
+            seed=config.run.seed,
+            run_id=label,
+            timeout_s=timeout_s,
+            server=gateway,
+        )
     subject.context_tokens = max(subject.context_tokens, engine.longest)
     return trial
 
