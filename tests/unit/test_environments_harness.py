@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headway.core.errors import EnvironmentSetupError
-from headway.core.events import ToolEnded
+from headway.core.events import SandboxWanted, ToolEnded
 from headway.environments.generation import GenerationLimits
 from headway.environments.lease import SandboxLease
 from headway.environments.registry import build
@@ -82,11 +82,12 @@ async def test_the_time_of_answers_is_no_time_of_the_tool(tmp_path):
     lease = SandboxLease("r1.1", "r1", 1, "rollout", provider, "run", events.append)
     lease.answering_s = lambda: next(answered)
 
-    def granted(event):
+    def told(event):
         events.append(event)
-        lease.grant()
+        if isinstance(event, SandboxWanted):
+            lease.grant()
 
-    lease._emit = granted
+    lease._emit = told
     await lease.exec(["true"])
     await lease.release()
     (ended,) = [event for event in events if isinstance(event, ToolEnded)]
