@@ -73,6 +73,7 @@ def ended_full(bench, ended, *files):
     assert bench.check()["outcome"] == "disk_full"
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_while_checkpointing_ends_the_run_and_it_goes_on_once_there_is_room(bench, fill):
     slow = bench.environment("await asyncio.sleep(0.2)")
     with small_disk(bench.runs, 40):

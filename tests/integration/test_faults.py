@@ -19,7 +19,7 @@ def messages(bench, owner):
     [
         ("raise ValueError('no such judge')", "exception", "ValueError: no such judge"),
         ("return Reward(float('nan'))", "not_finite", "nan"),
-        ("await asyncio.sleep(600)", "timeout", "reward.timeout_s"),
+        pytest.param("await asyncio.sleep(600)", "timeout", "reward.timeout_s", marks=pytest.mark.slow),
     ],
     ids=["raises", "nan", "sleeps"],
 )
@@ -53,6 +53,7 @@ def test_a_reward_that_always_fails_ends_the_run_by_name(bench):
     assert report["steps"] == 0
 
 
+@pytest.mark.slow
 def test_a_reward_that_always_fails_ends_the_run_in_its_first_evaluation(bench):
     environment = bench.environment(score="return 1.0")
     ended = bench.train(*environment, "queue.max_failed_groups=4", "eval.num_tasks=200", "reward.max_tries=1")
@@ -93,6 +94,7 @@ def test_an_environment_that_never_returns_costs_its_own_rollouts_only(bench):
     assert "warning: rollout t000001" in ended.out
 
 
+@pytest.mark.slow
 def test_an_environment_that_never_returns_at_all_ends_the_run_by_name(bench):
     environment = bench.environment(rollout=NEVER)
     ended = bench.train(
@@ -104,6 +106,7 @@ def test_an_environment_that_never_returns_at_all_ends_the_run_by_name(bench):
     assert bench.check()["outcome"] == "failed"
 
 
+@pytest.mark.slow
 def test_an_environment_that_blocks_its_event_loop_is_named(bench):
     environment = bench.environment(rollout="time.sleep(600)")
     ended = bench.train(*environment, "run.lost_after_s=4", "recovery.environment_restarts=1")
@@ -135,6 +138,7 @@ def test_an_advantage_function_that_raises_shows_its_error(bench):
     assert bench.check()["outcome"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_loss_that_raises_in_the_trainer_shows_its_traceback(bench):
     (bench.folder / "hooks.py").write_text(
         "def loss(*args, **kwargs):\n    raise ArithmeticError('bad luck')\n"

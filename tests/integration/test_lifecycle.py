@@ -68,6 +68,7 @@ def test_an_interrupted_run_ends_in_order_and_goes_on(bench):
     assert bench.check() == report
 
 
+@pytest.mark.slow
 def test_two_interrupts_and_a_killed_driver_leave_nothing_and_the_run_goes_on(bench):
     command = begin(bench).until_step(2)
     command.interrupt()
@@ -89,6 +90,7 @@ def test_two_interrupts_and_a_killed_driver_leave_nothing_and_the_run_goes_on(be
     finishes(bench, num_resumes=2)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_started_anew_and_too_many_deaths_end_the_run(bench):
     command = begin(bench).until_step(1)
     os.kill(bench.worker(command, "generator0"), signal.SIGKILL)

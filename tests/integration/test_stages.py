@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from tests.integration.conftest import wait_for
 
 
+@pytest.mark.slow
 def test_settings_change_between_stages_and_stay_changed(bench):
     ended = bench.train("stop.steps=1")
     assert ended.code == 0, ended.text

@@ -20,7 +20,8 @@ def ranks_of(trainer):
     ]
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_run_that_begins_steps_early_trains_whole_batches_and_replays(bench, num_ranks):
     own = bench.environment(rollout=SLOW_ONES)
     ended = bench.train(*own, *STREAMED, f"trainer.ranks={num_ranks}")

@@ -8,7 +8,8 @@ from headway.core.payload import read_payload
 CUT = ["generator.top_p=0.9", "generator.top_k=20", "generator.min_p=0.01", "generator.temperature=0.8"]
 
 
-@pytest.mark.parametrize("bound", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", [0, 2])
 def test_fresh_tokens_have_ratio_1_and_carry_what_they_were_drawn_from(bench, bound):
     ended = bench.train(*bench.environment(), *CUT, f"queue.bound={bound}", "stop.steps=3")
     assert ended.code == 0, ended.text

@@ -361,6 +361,6 @@ def at_most(num_runs: int, num_rules: int) -> settings:
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = at_most(200, 40)
+TestScheduler.settings = at_most(100, 40)
 TestSchedulerThoroughly = pytest.mark.slow(pytest.mark.timeout(1800)(ThoroughMachine.TestCase))
 TestSchedulerThoroughly.settings = at_most(1500, 80)

@@ -254,4 +254,4 @@ def test_a_run_without_a_step_is_told_nothing(tmp_path):
     advice = advice_of(Reading.of(read_journal(tmp_path)))
     assert advice.bottleneck == "unknown"
     assert advice.findings == ()
-    assert "too short" in advice_text(advice, "toy")
+    assert "takes two steps" in advice_text(advice, "toy")

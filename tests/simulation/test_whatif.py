@@ -187,6 +187,21 @@ def test_settings_that_it_cannot_predict_are_refused(replay, change, rule):
     assert problem.rule.startswith(rule)
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("queue.bond", "queue.bound"),
+        ("queue.max_running", "queue.max_running_rollouts"),
+        ("trainer.max_answer_tokens", "generator.max_answer_tokens"),  # a key of another section
+    ],
+)
+def test_what_an_unknown_key_was_meant_to_be(replay, key, meant):
+    with pytest.raises(ConfigError) as raised:
+        replay.whatif([f"{key}=3"], seeds=1)
+    (problem,) = raised.value.problems
+    assert problem.remedy == f"Did you mean {meant}?"
+
+
 def test_all_problems_are_told_together(replay):
     with pytest.raises(ConfigError) as raised:
         replay.whatif(["model.path=x", "queue.bound=-1", "fleet.start_s=-1"], seeds=1)

@@ -20,7 +20,7 @@ _SAID: dict[Bottleneck, str] = {
     "trainer": "Training is the bottleneck: rollouts wait for the trainer.",
     "both in turn": "Generator and trainer take turns: each waits for the other.",
     "none": "Generator and trainer are matched: neither waits long for the other.",
-    "unknown": "The run is too short to be told anything: it takes two steps.",
+    "unknown": "Nothing can be told of its rates: that takes two steps, and this run has fewer.",
 }
 
 

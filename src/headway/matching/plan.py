@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headway.matching.spec import PoolSettings
     from headway.matching.spec_load import Spec
 
-BUDGET_EVENTS = 80_000
+BUDGET_EVENTS = 75_000
 """Of the simulation that answers: about a second and a half."""
 
 _COURSE = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the run, where it drifts

@@ -87,7 +87,6 @@ class _Judge:
             budget_events=self._budget,
             step=self.plan.step,
             seed=self.seed,
-            period_s=self.plan.metrics["plan.step_s"],
         )
         return None if found is None else _rates_of(found.metrics)
 

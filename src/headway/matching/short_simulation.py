@@ -30,6 +30,7 @@ _EVENTS_A_ROLLOUT = 5.0
 _WARMUP_STEPS = 3
 _FEWEST_STEPS = 8
 _MOST_STEPS = 60
+_NO_END = 1 << 40
 _OVER = 1.25  # of the budget, what the least simulation may take
 _WHOLE = ("samples_per_s", "queue.depth.all", "queue.depth.signal", "sandbox.live", "sandbox.starting")
 _WHOLE_SIM = ("sim.rollouts.in_flight", "sim.rollouts.parked")
@@ -83,19 +84,17 @@ def short_simulation(
     step: int = 0,
     seed: int = 0,
     at_any_cost: bool = False,
-    period_s: float = 0.0,
 ) -> Simulated | None:
     """Simulate as many steps as the budget of events allows, of the whole run or a part.
 
     Args:
         spec: what to simulate.
         models: of it.
-        flow: says about how long a step takes, where `period_s` does not.
+        flow: says about how many events a step takes.
         budget_events: about what may be simulated.
         step: after which the rollouts are drawn, all of them: nothing drifts meanwhile.
         seed: of all chance.
         at_any_cost: simulate the least even where it is beyond the budget.
-        period_s: about how long a step takes; 0 leaves it to `flow`.
 
     Returns None where the least would be beyond the budget, or where it comes to no step.
     """
@@ -117,14 +116,11 @@ def short_simulation(
             replicas=models.replicas // part,
             trainer=QuickTrainer(models.trainer, rows=float(part)),
         )
+    events = int(steps * each / part)
     warmup_steps = _WARMUP_STEPS + scheduler.depth
-    expected_s = period_s or flow.period_s
-    summary = _simulate(settings, cut, wanted * expected_s, warmup_steps, step, seed)
-    # Without a step they take longer than was expected.
-    done = summary.steps + warmup_steps
-    found_s = summary.virtual_s / done if summary.steps else 2.0 * expected_s
-    if summary.steps < _FEWEST_STEPS // 2 or steps > 1.5 * (summary.steps + warmup_steps):
-        summary = _simulate(settings, cut, steps * found_s, warmup_steps, step, seed)
+    summary = _simulate(settings, cut, events, warmup_steps, step, seed)
+    if summary.steps < _FEWEST_STEPS // 2:  # a step takes more events than was expected
+        summary = _simulate(settings, cut, 2 * events, warmup_steps, step, seed)
     if not summary.steps or not summary.metrics["rl.consumption.wall_samples_per_s"]:
         return None
     words = f"{summary.steps} steps" + (f" of a part of 1/{part}" if part > 1 else "")
@@ -132,12 +128,12 @@ def short_simulation(
 
 
 def _simulate(
-    settings: SchedulerSettings, models: Models, wall_s: float, warmup_steps: int, step: int, seed: int
+    settings: SchedulerSettings, models: Models, events: int, warmup_steps: int, step: int, seed: int
 ) -> SimSummary:
     driver = ModelledDriver(
         replace(
             settings,
-            stop=StopSettings(steps=0, wall_s=wall_s),
+            stop=StopSettings(steps=_NO_END),
             eval=EvalSettings(num_tasks=0, at_start=False, at_end=False),
             deadlines=_patient(settings.deadlines),
         ),
@@ -148,7 +144,7 @@ def _simulate(
         fleet=models.fleet,
         seed=seed,
     )
-    return driver.run(0, warmup_steps=warmup_steps)
+    return driver.run(warmup_steps=warmup_steps, max_events=events)
 
 
 def _of_the_whole(metrics: dict[str, Any], part: int) -> dict[str, Any]:

@@ -101,12 +101,13 @@ class ModelledDriver:
         self._seed, self._journal = seed, journal
         self.driver: SimulatedDriver | None = None
 
-    def run(self, max_steps: int = 0, *, warmup_steps: int = 0) -> SimSummary:
+    def run(self, max_steps: int = 0, *, warmup_steps: int = 0, max_events: int = 0) -> SimSummary:
         """Simulate until the run ends.
 
         Args:
             max_steps: optimizer steps; 0 takes those of the settings.
             warmup_steps: of these, the first ones that the metrics leave out.
+            max_events: after which it is looked at as it stands, with rollouts in flight; 0 for no such end.
 
         Raises DeadlineError when the run hangs, naming who waits for whom.
         """
@@ -133,7 +134,7 @@ class ModelledDriver:
 
             driver.sink = every
         self.driver = driver
-        driver.play(max_events=_NO_END)
+        driver.play(max_events=_NO_END, stop_after=max_events or None)
         metrics = {**tally.summary(), **self._generator(driver)}
         return SimSummary(
             tally.outcome,

@@ -12,7 +12,7 @@ from headway.config.source import COMMAND_LINE, overridden, parse_override
 from headway.config.validate import validate
 from headway.core.check import Mismatch, convert
 from headway.core.errors import ConfigError, UserError
-from headway.core.near import did_you_mean, nearest
+from headway.core.near import did_you_mean, nearest, nearest_key
 from headway.core.schema import keys_of, sections_of
 from headway.matching.recorded import Scales
 from headway.matching.spec import FleetSettings, TimingSettings, WorkloadSettings
@@ -139,14 +139,11 @@ def _refusal(key: str, value: object) -> UserError | None:
     names = (key, key.partition(".")[0])
     if any(name in PREDICTED for name in names):
         return None
-    sections = sections_of(Config).items()
-    known = [f"{section}.{name}" for section, settings in sections for name in keys_of(settings)]
+    known = {section: tuple(keys_of(settings)) for section, settings in sections_of(Config).items()}
+    section, _, name = key.partition(".")
     is_argument = key.startswith(("environment.args", "source."))
-    if key not in known and not is_argument:
-        section, _, name = key.partition(".")
-        own = nearest(name, keys_of(dict(sections)[section])) if section in dict(sections) else None
-        guess = nearest(key, known, cutoff=0.85) if own is None else f"{section}.{own}"
-        remedy = did_you_mean(guess) or CAN_CHANGE
+    if name not in known.get(section, ()) and not is_argument:
+        remedy = did_you_mean(nearest_key(section, name, known)) or CAN_CHANGE
         return UserError("is not a setting", value=value, key=key, remedy=remedy, where=COMMAND_LINE)
     rule = f"cannot be predicted: {next((REFUSED[name] for name in names if name in REFUSED), _OTHERS)}"
     return UserError(rule, value=value, key=key, remedy=CAN_CHANGE, where=COMMAND_LINE)
