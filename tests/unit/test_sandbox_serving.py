@@ -330,6 +330,19 @@ async def test_a_relay_that_ends_or_cannot_listen_is_an_error_of_the_sandbox():
     taken.close()
 
 
+async def test_a_connection_that_is_told_of_after_the_end_holds_up_nothing():
+    held = Held()
+    open_blocks = []
+
+    async def begin(service):
+        open_blocks.append(service)
+
+    async with Services().serve(0, held, 4, begin):
+        open_blocks[0].close()
+        open_blocks[0].start(held(None, None))
+    assert held.now == 0
+
+
 # --- environments
 
 
