@@ -267,9 +267,7 @@ async def serving(rounds: int) -> dict[str, float]:
         service.open(listen(0))
 
     async def by_relay(service: Service) -> None:
-        wire = Wire(service, cast("Machine", _Here()))
-        service.start(wire.run())
-        await wire.listens
+        await Wire(service, cast("Machine", _Here())).begin(20)
 
     def took(name: str, said: str) -> None:
         for what, value in zip(("kept", "new"), said.split(), strict=True):

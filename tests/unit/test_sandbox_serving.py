@@ -201,9 +201,7 @@ class Lying:
 
 def served(machine, handler, most=4):
     async def begin(service):
-        wire = Wire(service, machine)
-        service.start(wire.run())
-        await wire.listens
+        await Wire(service, machine).begin(20)
 
     return Services().serve(0, handler, most, begin)
 
@@ -320,9 +318,7 @@ async def test_a_relay_that_ends_or_cannot_listen_is_an_error_of_the_sandbox():
 
     async def begin(service):
         service.port = taken.getsockname()[1]
-        wire = Wire(service, OnThisMachine())
-        service.start(wire.run())
-        await wire.listens
+        await Wire(service, OnThisMachine()).begin(20)
 
     with pytest.raises(SandboxError, match="in use"):
         async with Services().serve(0, upper, 4, begin):
