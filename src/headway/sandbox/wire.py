@@ -1,8 +1,8 @@
 """The host's end of a relay: connections of a machine that is reached only by commands, as streams.
 
 Consumes the frames of relay.py, which runs in the machine as one long command, as the machine's client brings
-them. `_run` waits for that command's end, or for its cancellation, which lets the relay end: at most `_END_S`.
-Whoever serves waits for the relay to listen, until `start_timeout_s`.
+them. The task that follows it waits for that command's end, or for its cancellation, which lets the relay
+end: at most `_END_S`. Whoever serves waits for the relay to listen, until `start_timeout_s`.
 
 Nothing that comes out of the machine is believed: data beyond what was granted, connections beyond the most
 and frames that make no sense end the service, with an error that its block raises.
