@@ -15,6 +15,7 @@ from headway.sandbox.modal_service import Service
 from headway.sandbox.settings import SandboxSettings
 from tests.contract.limited_contract import WithoutSpawns
 from tests.contract.sandbox_contract import PYTHON
+from tests.contract.serving_contract import ServingBasics, ServingContract
 from tests.standins import box
 
 modal = pytest.importorskip("modal", reason="the extra `modal` is not installed")
@@ -67,6 +68,15 @@ class TestModal(WithoutSpawns):
         from tests.standins.modal_service import destroy
 
         destroy(self.service.sandboxes[sandbox.machine._sandbox.object_id])
+
+
+class TestModalServes(ServingBasics):
+    pass
+
+
+@pytest.mark.slow
+class TestModalServesAll(ServingContract):
+    pass
 
 
 async def test_the_work_folder_and_commands_are_those_of_a_user_without_privileges(provider):

@@ -116,7 +116,7 @@ class Machine:
         self.there_is = True
         self._step("make")
 
-    async def call(self, argv, feed, out, err):
+    async def call(self, argv, feed, out, err, *, own=False):
         self._step(argv[-2])
         if self.slow == argv[-2]:
             await self.go_on.wait()

@@ -38,7 +38,7 @@ Engine = Literal["podman", "docker"]
 _ASKED = {"docker": ("version", "--format", "{{.Server.Version}}"), "podman": ("info", "--format", "json")}
 _ANSWER_S = 60.0  # for an engine to answer a question, or to end a container
 _TRIES = 3
-_BESIDE_PROCESSES = 4  # first process, inside.py, and the engine's own
+_BESIDE_PROCESSES = 5  # first process, inside.py, relay.py, and the engine's own
 _BESIDE_MB = 64  # memory of those
 
 
@@ -208,9 +208,18 @@ class _Container:
         first, *rest = program("hold")
         return [self._engine, *words, "--entrypoint", first, settings.container_image, *rest]
 
-    async def call(self, argv: Sequence[str], feed: AsyncIterator[bytes], out: Output, err: Output) -> int:
-        """Run a program in it as the model's user."""
-        command = [self._engine, "exec", "--interactive", "--user", f"{MODEL_UID}:{MODEL_UID}", self.name]
+    async def call(
+        self,
+        argv: Sequence[str],
+        feed: AsyncIterator[bytes],
+        out: Output,
+        err: Output,
+        *,
+        own: bool = False,
+    ) -> int:
+        """Run a program in it as the model's user, or as the container's root, which has no capabilities."""
+        user = "0:0" if own else f"{MODEL_UID}:{MODEL_UID}"
+        command = [self._engine, "exec", "--interactive", "--user", user, self.name]
         return await command_line.run([*command, *argv], feed, out, err)
 
     async def make_room(self) -> None:
@@ -258,8 +267,8 @@ def memory_mb(settings: SandboxSettings) -> int:
 
 def _guarantees(engine: Engine) -> list[Guarantee]:
     enforced = (
-        "network", "host_files", "environment", "wall", "output", "file_size", "disk", "memory", "pids",
-        "privileges", "snapshot",
+        "network", "served", "host_files", "environment", "wall", "output", "file_size", "disk", "memory",
+        "pids", "privileges", "snapshot",
     )  # fmt: skip
     engines = f"{engine}'s own filter of system calls, whatever it is"
     return [

@@ -7,6 +7,7 @@ the standard library, of Python 3.8 or later. The host imports `pack` and `unpac
     prepare make the work folder (root only).
     run     one command: tells READY, waits for a line on stdin, runs, and kills whatever is left.
     sweep   kill everything, empty the temporary folders, tell how often limits were met.
+    relay   pass connections on to the host (relay.py, whose text comes along), as the machine's own user.
     read, write, pack, unpack: files below the work folder.
 
 All but `hold`, `prepare` and the upper half of `run` happen as the user that the model's programs have. No
@@ -516,6 +517,13 @@ def _sweep(job: dict[str, Any]) -> int:
     return 0
 
 
+def _relay(job: dict[str, Any]) -> int:
+    space: dict[str, Any] = {"__name__": "relay"}
+    exec(compile(job["text"], "relay", "exec"), space)
+    space["relay"](job["port"], job["most"])
+    return 0
+
+
 def _prepare(job: dict[str, Any]) -> int:
     with contextlib.suppress(FileExistsError):
         os.mkdir(job["work"], 0o700)
@@ -530,8 +538,8 @@ def main(verb: str, text: str) -> int:
         _hold()
     job: dict[str, Any] = json.loads(text)
     try:
-        if verb in ("run", "prepare", "sweep"):
-            return {"run": _run, "prepare": _prepare, "sweep": _sweep}[verb](job)
+        if verb in ("run", "prepare", "sweep", "relay"):
+            return {"run": _run, "prepare": _prepare, "sweep": _sweep, "relay": _relay}[verb](job)
         _drop(job["uid"])
         os.umask(0o022)
         if verb == "read":

@@ -40,10 +40,19 @@ class Machine(Protocol):
         """Make it, or leave nothing behind."""
         ...
 
-    async def call(self, argv: Sequence[str], feed: AsyncIterator[bytes], out: Output, err: Output) -> int:
+    async def call(
+        self,
+        argv: Sequence[str],
+        feed: AsyncIterator[bytes],
+        out: Output,
+        err: Output,
+        *,
+        own: bool = False,
+    ) -> int:
         """Run a program to its end and return its exit code, 128 + n for signal n.
 
-        Cancelling lets go of it; the program may run on.
+        Cancelling lets go of it; the program may run on. One of our `own` starts as a user whose processes
+        the model's programs can neither end nor read.
         """
         ...
 

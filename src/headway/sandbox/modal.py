@@ -151,8 +151,16 @@ class _Machine:
             self._settings.modal_app, self._name, client=service.client
         )
 
-    async def call(self, argv: Sequence[str], feed: AsyncIterator[bytes], out: Output, err: Output) -> int:
-        """Run a program in it as root; inside.py gives root up."""
+    async def call(
+        self,
+        argv: Sequence[str],
+        feed: AsyncIterator[bytes],
+        out: Output,
+        err: Output,
+        *,
+        own: bool = False,
+    ) -> int:
+        """Run a program in it as root; inside.py gives root up, but for what is our own."""
         if self._sandbox is None:
             raise SandboxError("there is no machine")
         service = self._service
@@ -233,7 +241,10 @@ async def _feed(stdin: Any, feed: AsyncIterator[bytes]) -> None:
 
 
 def _guarantees() -> list[Guarantee]:
-    enforced = ("network", "host_files", "environment", "wall", "output", "file_size", "syscalls", "snapshot")
+    enforced = (
+        "network", "served", "host_files", "environment", "wall", "output", "file_size", "syscalls",
+        "snapshot",
+    )  # fmt: skip
     watched = "the work folder is looked at ten times a second; the machine's own disk has no limit"
     return [
         *(Guarantee(name, "enforced") for name in enforced),

@@ -97,8 +97,8 @@ def local_guarantees(
     """
     shared = [] if image is None else [_SHARED if image else _COPIED]
     enforced = (
-        "network", "host_files", "environment", "wall", "output", "nested_namespaces", "file_size", "disk",
-        "files", "first_process", "syscalls", "snapshot", "pause", "usage",
+        "network", "served", "host_files", "environment", "wall", "output", "nested_namespaces", "file_size",
+        "disk", "files", "first_process", "syscalls", "snapshot", "pause", "usage",
     )  # fmt: skip
     delegate = (
         "run as root, or where a cgroup v2 is delegated with its memory controller "

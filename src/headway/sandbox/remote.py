@@ -31,13 +31,18 @@ from headway.sandbox.countdown import Countdown
 from headway.sandbox.layout import WORK
 from headway.sandbox.limited import WithoutSpawns
 from headway.sandbox.machine import ENVIRONMENT, TEMPORARY, Machine, Output, program
+from headway.sandbox.serving import Service, Services
 from headway.sandbox.settings import ANSWER_S
 from headway.sandbox.sink import Sink
 from headway.sandbox.streams import Spool, once, packed, pieces, scratch, unpacked
 from headway.sandbox.tars import Allowance
 from headway.sandbox.whole import to_its_end, whole
+from headway.sandbox.wire import Wire
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from headway.core.protocols import ConnectionHandler
     from headway.sandbox.images import Image
     from headway.sandbox.settings import SandboxSettings
     from headway.sandbox.store import Store
@@ -75,6 +80,7 @@ class RemoteSandbox(WithoutSpawns):
         self._begun = False  # whether there may be a machine
         self._events: Mapping[str, int] = {}
         self._running: asyncio.Future[Cause] | None = None
+        self._services = Services()
 
     @property
     def id(self) -> str:
@@ -115,6 +121,21 @@ class RemoteSandbox(WithoutSpawns):
             if self._terminated:
                 return ExecResult(None, None, "", "", False, "killed", 0.0)
             return await self._run(program("run", job), stdin, wanted)
+
+    def serve(
+        self, port: int, handler: ConnectionHandler, *, max_connections: int = 64
+    ) -> AbstractAsyncContextManager[int]:
+        """Let programs of the machine connect to a port, through a relay in it; see `Sandbox`."""
+        return self._services.serve(port, handler, max_connections, self._relay)
+
+    async def _relay(self, service: Service) -> None:
+        self._usable()
+        if not self._made:
+            async with self._turn:
+                await self._use()
+        if self._paused:
+            raise SandboxError("a paused sandbox runs nothing until it is resumed", value=self._id)
+        await Wire(service, self.machine).begin(self._settings.start_timeout_s)
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file below /work; no link is followed."""
@@ -269,6 +290,7 @@ class RemoteSandbox(WithoutSpawns):
     async def terminate(self) -> None:
         """End every process and remove every file; idempotent."""
         self._terminated = True
+        self._services.close()
         self._going_on.set()
         if self._running is not None and not self._running.done():
             self._running.set_result("killed")
