@@ -111,6 +111,10 @@ class SandboxRefusedError(SandboxError):
         self.retry_after_s = retry_after_s
 
 
+class ToolError(HeadwayError):
+    """What a tool outside the sandbox needs (a service, a key, a server) failed; never a reward."""
+
+
 class EngineError(HeadwayError):
     """The generator refused or lost a request."""
 

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headway.core.errors import EnvironmentFault
+from headway.core.errors import ContextFullError, EnvironmentFault
 from headway.core.events import Event, RolloutParked, RolloutResumed
 from headway.core.protocols import Completion, Endpoint, EndpointServer, Engine, Reply
 from headway.core.records import Message, ToolSpec, Turn, merge_spans
@@ -318,7 +318,7 @@ class Conversation:
     async def _said(self, messages: list[Message], cap: int | None) -> Reply:
         known = self.record.said(messages, cap)
         if known is not None and known.refused:
-            raise EnvironmentFault(known.refused)
+            raise (ContextFullError if known.full else EnvironmentFault)(known.refused)
         if known is not None:
             return self._reply(messages, self._known[self.num_turns])
         turns = self.turns
@@ -330,7 +330,8 @@ class Conversation:
             raise
         except EnvironmentFault as fault:
             if self.record.kept:
-                self.record.says.append(Said(messages, cap, fault.rule))
+                full = isinstance(fault, ContextFullError)
+                self.record.says.append(Said(messages, cap, fault.rule, full))
             raise
         if self.record.kept:
             self.record.says.append(Said(messages, cap))

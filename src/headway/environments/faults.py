@@ -7,7 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.core.errors import DiskFullError, EngineError, EnvironmentSetupError, HeadwayError, SandboxError
+from headway.core.errors import (
+    DiskFullError,
+    EngineError,
+    EnvironmentSetupError,
+    HeadwayError,
+    SandboxError,
+    ToolError,
+)
 from headway.core.hooks import frames_of_users, place_in_hook
 from headway.environments.record import ReplayDivergedError
 
@@ -27,6 +34,8 @@ def owner_and_cause(error: Exception) -> tuple[Owner, str]:
         return "infrastructure", "engine_lost"
     if isinstance(error, SandboxError):
         return "infrastructure", "sandbox"
+    if isinstance(error, ToolError):
+        return "infrastructure", "tool"
     if isinstance(error, DiskFullError):
         return "infrastructure", "disk_full"
     if isinstance(error, PayloadError):

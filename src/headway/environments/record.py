@@ -36,6 +36,7 @@ class Said:
     messages: list[Message]
     cap: int | None
     refused: str = ""  # the fault's words; "" when a turn answered it
+    full: bool = False  # whether the fault was that the context had no room
 
 
 @dataclass(slots=True)
@@ -210,7 +211,12 @@ class Record:
         """Return the record as JSON values."""
         return {
             "says": [
-                {"messages": to_plain(said.messages), "cap": said.cap, "refused": said.refused}
+                {
+                    "messages": to_plain(said.messages),
+                    "cap": said.cap,
+                    "refused": said.refused,
+                    "full": said.full,
+                }
                 for said in self.says
             ],
             "calls": [dataclasses.asdict(call) for call in self.calls],
