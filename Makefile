@@ -11,7 +11,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-engine bench-trainer bench-driver bench-queue bench-simulate \
-        bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-prediction bench-cases bench-control bench-aiconfigurator \
+        bench-gateway bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-prediction bench-cases bench-control bench-aiconfigurator \
         device-check format clean
 
 help: ## list the targets
@@ -73,7 +73,7 @@ check: setup ## lint, formatting, types, floors
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
 
-bench: bench-loop bench-engine bench-trainer bench-driver bench-queue bench-simulate bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-prediction bench-cases bench-control ## every benchmark
+bench: bench-loop bench-engine bench-trainer bench-driver bench-queue bench-simulate bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-prediction bench-cases bench-control bench-gateway ## every benchmark
 
 bench-loop: $(PEERS) ## the whole loop against TRL, async against sync (ARGS="--scenes tiny"); JSON last
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/loop.py $(ARGS)
@@ -95,6 +95,9 @@ bench-adapters: setup ## tokens/s with 0, 1, 8 and 64 LoRA adapters in one batch
 
 bench-sandbox: setup ## sandboxes against a plain subprocess and plain bubblewrap, 1,000 live; JSON last
 	$(BIN)/python benchmarks/sandbox.py $(ARGS)
+
+bench-gateway: setup ## server time a request, idle sessions, what a rollout loses through the gateway; JSON last
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python benchmarks/gateway.py $(ARGS)
 
 bench-cases: setup ## four published runs predicted, misses included; JSON last
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cases.py $(ARGS)

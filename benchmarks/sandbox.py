@@ -1,5 +1,7 @@
 """Sandboxes: time to first output against a plain subprocess and plain bubblewrap, and many live at once.
 
+Requests of a program in a sandbox to a handler of the host, against the same program and handler over plain
+loopback (`--only serving` measures nothing else, and keeps nothing).
 And states: snapshots of a sandbox with nothing and with 100 of 500 files changed, restore, fork, reset.
 
 Run: make bench-sandbox. Contestants take turns, so that a busy machine slows all of them; medians in ms, and
@@ -17,16 +19,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from keep import keep
 
 from headway.core.protocols import ExecLimits
+from headway.sandbox import command_line
 from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.sandbox.layout import find_bwrap, interpreter
 from headway.sandbox.local import LocalProvider, LocalSandbox
+from headway.sandbox.serving import Service, Services, listen
 from headway.sandbox.settings import SandboxSettings
+from headway.sandbox.wire import Wire
+
+if TYPE_CHECKING:
+    from headway.sandbox.machine import Machine, Output
 
 PROGRAMS = {"echo": ["/bin/echo", "x"], "python": ["python3", "-I", "-c", "import json; print('x')"]}
 
@@ -213,6 +222,85 @@ async def states(rounds: int, image: str = "") -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+# A request and its answer over one connection, many times; then each over one of its own. Microseconds.
+CLIENT = """
+import socket, statistics, sys, time
+def ask(server):
+    server.sendall(b'x' * 99 + b'\\n'); assert len(server.recv(200)) == 100
+def new():
+    server = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return server
+def timed(work, count):
+    times = []
+    for _ in range(count):
+        began = time.perf_counter(); work(); times.append(time.perf_counter() - began)
+    return statistics.median(times) * 1e6
+kept = new()
+ask(kept)
+print(timed(lambda: ask(kept), 500), timed(lambda: ask(new()), 40))
+"""
+
+
+class _Here:
+    """A machine whose programs run here: relay.py without a container or a network around it."""
+
+    async def call(
+        self, argv: Sequence[str], feed: AsyncIterator[bytes], out: Output, err: Output, *, own: bool = False
+    ) -> int:
+        return await command_line.run([interpreter(), *argv[1:]], feed, out, err)
+
+
+async def serving(rounds: int) -> dict[str, float]:
+    """Return medians in us of a request, kept and with a new connection, and ratios to plain loopback."""
+    settings = SandboxSettings(max_live=64, wall_s=30)
+    local, old = LocalProvider(settings), BubblewrapProvider(settings)
+    sandboxes = {"local": await local.create("serve", {}), "bubblewrap": await old.create("serve", {})}
+    program = ["python3", "-I", "-S", "-c", CLIENT]
+    times: dict[str, list[float]] = {}
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+
+    async def plainly(service: Service) -> None:
+        service.open(listen(0))
+
+    async def by_relay(service: Service) -> None:
+        await Wire(service, cast("Machine", _Here())).begin(20)
+
+    def took(name: str, said: str) -> None:
+        for what, value in zip(("kept", "new"), said.split(), strict=True):
+            times.setdefault(f"{name}_{what}", []).append(float(value))
+
+    for _ in range(rounds):
+        for name, begin in (("plain", plainly), ("relay", by_relay)):
+            async with Services().serve(0, answer, 64, begin) as port:
+                argv = [interpreter(), *program[1:], str(port)]
+                done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, check=True, env={})
+                took(name, done.stdout.decode())
+        for name, sandbox in sandboxes.items():
+            times.setdefault(f"{name}_exec", []).append(
+                await _timed(lambda s=sandbox: s.exec(["true"])) * 1e3
+            )
+            async with sandbox.serve(0, answer) as port:
+                took(name, (await sandbox.exec([*program, str(port)])).stdout)
+                times.setdefault(f"{name}_served_exec", []).append(
+                    await _timed(lambda s=sandbox: s.exec(["true"])) * 1e3
+                )
+    for sandbox in sandboxes.values():
+        await sandbox.terminate()
+    local.close()
+    found = {f"{name}_us": statistics.median(values) for name, values in times.items()}
+    return found | {
+        f"{name}_over_plain": statistics.median(
+            a / b for a, b in zip(values, times[f"plain_{name.split('_')[1]}"], strict=True)
+        )
+        for name, values in times.items()
+        if not name.endswith("_exec") and not name.startswith("plain")
+    }
+
+
 def image_of_files(folder: Path) -> str:
     """Make the 500 files of `states` as an image."""
     folder.mkdir()
@@ -225,8 +313,13 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--live", type=int, default=1000)
+    parser.add_argument("--only", choices=["serving"])
     given = parser.parse_args()
+    if given.only:
+        print(json.dumps(await serving(given.rounds), indent=1))
+        return
     result: dict[str, object] = {"latency": await latencies(given.rounds)}
+    result["serving"] = await serving(given.rounds)
     result["state"] = await states(given.rounds)
     with tempfile.TemporaryDirectory() as folder:
         result["state_over_image"] = await states(given.rounds, image_of_files(Path(folder) / "image"))

@@ -24,7 +24,7 @@ from headway.sandbox.containers import ContainerProvider
 from headway.sandbox.settings import SandboxSettings
 from tests.contract.limited_contract import WithoutSpawns
 from tests.contract.sandbox_contract import PYTHON, running, until_running
-from tests.contract.serving_contract import ServingContract
+from tests.contract.serving_contract import CONNECT, ServingBasics, ServingContract, upper
 from tests.standins import box
 
 SCRIPT = Path(box.__file__).with_name("engine.py")
@@ -140,7 +140,36 @@ class _OverAStandin(_Pausing):
 
 
 @standin
-class TestDockerServes(ServingContract):
+class TestDockerServes(ServingBasics):
+    """A few of them, for each command takes a while here; the slow class below has all."""
+
+    test_large_streams_pass_both_ways_at_the_readers_pace = None
+    test_a_handler_that_raises_is_told_at_the_end_and_the_others_go_on = None
+
+    @pytest.fixture
+    def provider(self, state):
+        return ContainerProvider(SandboxSettings(wall_s=20), "docker")
+
+    async def test_a_program_can_neither_end_nor_read_the_relay(self, sandbox):
+        attack = (
+            "import os\n"
+            "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
+            "    if b'relay' in open(f'/proc/{pid}/cmdline', 'rb').read().split(b'\\0'):\n"
+            "        for harm in (lambda: os.kill(int(pid), 9), lambda: open(f'/proc/{pid}/mem'),\n"
+            "                     lambda: os.listdir(f'/proc/{pid}/fd')):\n"
+            "            try: harm(); print('done')\n"
+            "            except PermissionError: print('refused')\n"
+        )
+        code = CONNECT + "server.sendall(b'still\\n'); print(server.recv(9))"
+        async with sandbox.serve(0, upper) as port:
+            assert (await sandbox.exec([*PYTHON, attack])).stdout == "refused\n" * 3
+            assert (await sandbox.exec([*PYTHON, code, str(port)])).stdout == "b'STILL\\n'\n"
+            assert (await sandbox.stats()).num_processes == 0
+
+
+@standin
+@pytest.mark.slow
+class TestDockerServesAll(ServingContract):
     @pytest.fixture
     def provider(self, state):
         return ContainerProvider(SandboxSettings(wall_s=20), "docker")

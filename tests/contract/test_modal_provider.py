@@ -15,7 +15,7 @@ from headway.sandbox.modal_service import Service
 from headway.sandbox.settings import SandboxSettings
 from tests.contract.limited_contract import WithoutSpawns
 from tests.contract.sandbox_contract import PYTHON
-from tests.contract.serving_contract import ServingContract
+from tests.contract.serving_contract import ServingBasics, ServingContract
 from tests.standins import box
 
 modal = pytest.importorskip("modal", reason="the extra `modal` is not installed")
@@ -70,7 +70,12 @@ class TestModal(WithoutSpawns):
         destroy(self.service.sandboxes[sandbox.machine._sandbox.object_id])
 
 
-class TestModalServes(ServingContract):
+class TestModalServes(ServingBasics):
+    pass
+
+
+@pytest.mark.slow
+class TestModalServesAll(ServingContract):
     pass
 
 

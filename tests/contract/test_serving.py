@@ -12,7 +12,7 @@ from headway.sandbox.local import LocalProvider
 from headway.sandbox.pool import PooledProvider
 from headway.sandbox.settings import SandboxSettings
 from headway.sandbox.unsafe import UnsafeProvider
-from tests.contract.serving_contract import ServingContract, upper
+from tests.contract.serving_contract import ServingBasics, ServingContract, upper
 
 
 class TestLocal(ServingContract):
@@ -23,7 +23,7 @@ class TestLocal(ServingContract):
         provider.close()
 
 
-class TestPooledLocal(ServingContract):
+class TestPooledLocal(ServingBasics):
     @pytest.fixture
     async def provider(self):
         inner = LocalProvider(SandboxSettings())
@@ -40,7 +40,7 @@ class TestBubblewrap(ServingContract):
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="the class above runs directly"
 )
-class TestBubblewrapWithoutAView(ServingContract):
+class TestBubblewrapWithoutAView(ServingBasics):
     @pytest.fixture
     def provider(self, tmp_path, monkeypatch):
         settings = SandboxSettings(directory=str(tmp_path / "sandboxes"))
@@ -50,7 +50,7 @@ class TestBubblewrapWithoutAView(ServingContract):
 
 
 @pytest.mark.filterwarnings("ignore:.*unsafe-local")
-class TestUnsafe(ServingContract):
+class TestUnsafe(ServingBasics):
     @pytest.fixture
     def provider(self, tmp_path):
         directory = str(tmp_path / "sandboxes")

@@ -37,6 +37,7 @@ _ROOMS = {
     "models": "Models",
     "renderers": "Tokenizers and chat templates",
     "environments": "Environments",
+    "gateway": "The gateway",
     "rewards": "Rewards",
     "sandbox": "Sandboxes",
     "generator": "The generator",

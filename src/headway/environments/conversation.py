@@ -21,6 +21,7 @@ from headway.core.errors import ContextFullError, EnvironmentFault
 from headway.core.events import Event, RolloutParked, RolloutResumed
 from headway.core.protocols import Completion, Endpoint, EndpointServer, Engine, Reply
 from headway.core.records import Message, ToolSpec, Turn, merge_spans
+from headway.environments.branches import Branches
 from headway.environments.generation import Generation, GenerationLimits
 from headway.environments.partial import Partial
 from headway.environments.record import Record, ReplayDivergedError, Said
@@ -54,6 +55,8 @@ class Conversation:
         watch: Watch,
         emit: Callable[[Event], None],
         server: EndpointServer | None = None,
+        *,
+        strict_reasoning: bool = False,
     ) -> None:
         self._command = command
         self._renderer = renderer
@@ -72,7 +75,8 @@ class Conversation:
         self.generation = Generation(
             command, engines, renderer, limits, stop_strings, watch, emit, self._parked
         )
-        self.turns = Turns(command, renderer, limits, self.generation, watch, emit)
+        branches = Branches(strict=strict_reasoning)
+        self.turns = Turns(command, renderer, limits, self.generation, watch, emit, branches)
         self.record = Record()
         self.payload: Callable[[], Awaitable[str]] = _no_payload  # writes what another life goes on from
 

@@ -61,6 +61,7 @@ class HostSettings:
     watch_repetition: float = 0.0  # share of repeated 4-grams likewise, 0 for off
     repetition_window: int = 64  # newest tokens of an answer that the share is of
     value_hook: str = ""  # function of a ValueRecord, asked at each turn's end
+    strict_reasoning: bool = False  # an answer that comes back without its reasoning is another one
 
 
 @dataclass(slots=True)
@@ -266,6 +267,7 @@ class RolloutHost:
             watch,
             self._gate(attempt),
             self._server,
+            strict_reasoning=settings.strict_reasoning,
         )
 
     async def _score(self, command: Score, task: Task, attempt: _Attempt) -> None:

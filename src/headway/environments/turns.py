@@ -14,13 +14,13 @@ from headway.core.errors import ContextFullError, EngineError, EnvironmentFault
 from headway.core.events import Event, TurnEnded
 from headway.core.records import FinishReason, Message, ToolSpec, Turn
 from headway.environments.answer import Answer
-from headway.environments.branches import Branches
 from headway.renderers.recorder import TurnRecorder
 
 if TYPE_CHECKING:
     from array import array
 
     from headway.core.commands import StartRollout
+    from headway.environments.branches import Branches
     from headway.environments.generation import Generation, GenerationLimits
     from headway.environments.watch import Watch
     from headway.renderers.chat import Renderer
@@ -37,6 +37,7 @@ class Turns:
         generation: Generation,
         watch: Watch,
         emit: Callable[[Event], None],
+        branches: Branches,
     ) -> None:
         self._command = command
         self._renderer = renderer
@@ -48,7 +49,7 @@ class Turns:
         self._waiting_since = 0.0
         self._waited_s = 0.0
         self.recorder = TurnRecorder()
-        self.branches = Branches()
+        self.branches = branches
         self.open: list[Answer] = []  # being answered
         self.num_answers = 0  # that the engine ended, failed ones included
         self.num_cut_tokens = 0  # of answers that did not come to their end

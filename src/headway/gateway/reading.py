@@ -98,6 +98,11 @@ def parsed(data: bytes) -> Json:
         raise ApiError(400, f"the body must be JSON: {error}", code="invalid_json") from error
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    if b"\\ud" in data or b"\\uD" in data:
+        try:
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ApiError(400, f"the body holds half a character: {error}", code="invalid_json") from error
     return cast("Json", body)
 
 

@@ -13,40 +13,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import logging
 import zlib
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
 from headway.core.protocols import Endpoint
-from headway.gateway import reading, writing
-from headway.gateway.faults import ApiError, ended, told
+from headway.gateway import writing
+from headway.gateway.calls import listed, read_call
+from headway.gateway.faults import ApiError, ended
 from headway.gateway.http import Exchange
 from headway.gateway.sessions import Session, Sessions
 from headway.gateway.settings import GatewaySettings
+from headway.gateway.waiting import ClientGoneError, awaited
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from typing import Any
+    from collections.abc import AsyncGenerator
 
-    from headway.core.protocols import Completion, Completions
+    from headway.core.protocols import Completions
     from headway.gateway.http import Request
-    from headway.gateway.reading import Asked, Json
 
-    Written = Callable[[Completion, Asked, Completions, str], Json]
-
-_log = logging.getLogger("headway.gateway")
 _PORTS = range(20_000, 30_000)  # a worker that is started anew tries to have its port again
 _HOST = "127.0.0.1"
-_GO_ON = {"application/json": b" ", "text/event-stream": b": waiting\n\n"}
-
-
-class ClientGoneError(Exception):
-    """Nobody waits for the answer any more."""
 
 
 class Gateway:
@@ -88,6 +77,21 @@ class Gateway:
             for writer in self._writers:
                 writer.transport.abort()
         self._group = None
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncGenerator[Gateway]:
+        """Serve for the length of a block; what that raises is raised as it is."""
+        failure: Exception | None = None
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.run())
+            try:
+                yield self
+            except Exception as error:
+                failure = error
+            finally:
+                self.close()
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """Let `run` end; connections are cut."""
@@ -162,7 +166,7 @@ class Gateway:
             writer.close()
 
     async def _serve(self, exchange: Exchange, request: Request, bound: Session | None, began: float) -> None:
-        """Answer one request; what the rollout raises goes to the client.
+        """Answer one request.
 
         Raises ApiError for what is not answered, ClientGoneError when nobody is there to be told.
         """
@@ -170,145 +174,30 @@ class Gateway:
         if session.why:
             raise ended(session.why)
         of = session.completions
-        path = request.path.rstrip("/")
-        if path == "/v1/models" and request.method == "GET":
-            body = writing.models("policy", of.max_context_tokens)
-            await exchange.respond(200, writing.dumped(body))
+        if request.method == "GET" and (known := listed(request.path, of)) is not None:
+            await exchange.respond(200, writing.dumped(known))
             return
-        if path.startswith("/v1/models/") and request.method == "GET":
-            body = writing.model(path.removeprefix("/v1/models/"), of.max_context_tokens)
-            await exchange.respond(200, writing.dumped(body))
-            return
-        routes = {"/v1/chat/completions", "/v1/completions", "/inference/v1/generate"}
-        if path not in routes:
-            known = ", ".join(f"POST {each}" for each in sorted(routes))
-            raise ApiError(
-                404,
-                f"there is no {request.method} {path}; there are {known} and GET /v1/models",
-                code="not_found",
-            )
-        if request.method != "POST":
-            raise ApiError(405, f"{path} takes POST", code="method_not_allowed")
-        await self._answer(exchange, request, session, path, began)
-
-    async def _answer(
-        self, exchange: Exchange, request: Request, session: Session, path: str, began: float
-    ) -> None:
-        of = session.completions
-        body = reading.parsed(request.body)
-        if isinstance(sampling := body.get("sampling_params"), dict):
-            body |= cast("Json", sampling)
-        asked = reading.asked(body, self._settings)
-        written: Written
-        stream = asked.stream
-        match path:
-            case "/v1/chat/completions":
-                kind, written = "chatcmpl", writing.chat
-                work = of.complete(
-                    reading.messages(body),
-                    tools=reading.tools(body),
-                    max_tokens=asked.max_tokens,
-                    stop=asked.stop,
-                )
-            case "/v1/completions":
-                kind, written = "cmpl", writing.text
-                work = of.complete_ids(_prompt(body, of), max_tokens=asked.max_tokens, stop=asked.stop)
-            case _:
-                kind, written, stream = "generate", writing.generated, False
-                work = of.complete_ids(
-                    reading.ids("token_ids", body.get("token_ids")),
-                    max_tokens=asked.max_tokens,
-                    stop=asked.stop,
-                )
-        content_type = "text/event-stream" if stream else "application/json"
-        digest = hashlib.blake2b(path.encode() + request.body, digest_size=16).digest()
+        assert self._group is not None
+        call = read_call(request, session, self._settings)
         asked_at = stopwatch()
-        done = session.kept(digest)
+        done = session.kept(call.digest)
         if done is None:
-            done = await self._awaited(exchange, session, work, content_type, digest)
-        else:
-            work.close()
+            done = await awaited(self._group, exchange, session, call, self._settings.keep_alive_s)
         policy_s = stopwatch() - asked_at
         self._num_answers += 1
-        name = f"{kind}-{session.name}-{done.turn}-{self._num_answers}"
-        whole = written(done, asked, of, name)
-        if stream:
+        name = f"{call.kind}-{session.name}-{done.turn}-{self._num_answers}"
+        whole = call.written(done, call.asked, of, name)
+        if call.stream:
             if not exchange.begun:
-                exchange.begin(content_type)
-            for data in writing.events(whole, asked):
+                exchange.begin(call.content_type)
+            for data in writing.events(whole, call.asked):
                 exchange.part(data)
             await exchange.end()
-            return
-        data = writing.dumped(whole)
-        if exchange.begun:
-            exchange.part(data)
+        elif exchange.begun:
+            exchange.part(writing.dumped(whole))
             await exchange.end()
-            return
-        spent_s = stopwatch() - began
-        timing = f"policy;dur={policy_s * 1000:.3f}, total;dur={spent_s * 1000:.3f}"
-        await exchange.respond(200, data, timing)
-
-    async def _awaited(
-        self,
-        exchange: Exchange,
-        session: Session,
-        work: Coroutine[Any, Any, Completion],
-        content_type: str,
-        digest: bytes,
-    ) -> Completion:
-        """Return the answer, unless the client leaves or the rollout ends before it is there."""
-        assert self._group is not None
-        asking = self._group.create_task(_contained(work))
-        leaving = self._group.create_task(exchange.gone())
-        session.tasks.add(asking)
-        try:
-            while not asking.done() and not leaving.done():
-                await asyncio.wait(
-                    {asking, leaving},
-                    timeout=self._settings.keep_alive_s,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if not asking.done() and not leaving.done():
-                    if not exchange.begun:
-                        exchange.begin(content_type)
-                    exchange.part(_GO_ON[content_type])
-        finally:
-            session.tasks.discard(asking)
-            was_there = not leaving.done()
-            leaving.cancel()
-            asking.cancel()
-            await asyncio.wait({asking, leaving})
-        if session.why:
-            raise ended(session.why)
-        if asking.cancelled():
-            raise ClientGoneError
-        done = asking.result()
-        if isinstance(done, Exception):
-            raise self._told(done, session)
-        if not was_there:
-            session.keep(digest, done)
-            raise ClientGoneError
-        return done
-
-    def _told(self, error: Exception, session: Session) -> ApiError:
-        answer = told(error, session.completions.max_context_tokens)
-        if answer.code == "internal_error":
-            _log.error("rollout %s could not answer", session.name, exc_info=error)
-        return answer
-
-
-async def _contained(work: Coroutine[Any, Any, Completion]) -> Completion | Exception:
-    """Return what it raises: that is the client's to know, and no end of the gateway."""
-    try:
-        return await work
-    except Exception as error:
-        return error
-
-
-def _prompt(body: Json, of: Completions) -> Any:
-    """Return the ids of a text completion's prompt."""
-    prompt: Any = body.get("prompt")
-    batch = cast("list[Any]", prompt) if isinstance(prompt, list) else []
-    if len(batch) == 1 and not isinstance(batch[0], int):
-        prompt = batch[0]
-    return of.encode(prompt) if isinstance(prompt, str) and prompt else reading.ids("prompt", prompt)
+        else:
+            data = writing.dumped(whole)
+            spent_s = stopwatch() - began
+            timing = f"policy;dur={policy_s * 1000:.3f}, total;dur={spent_s * 1000:.3f}"
+            await exchange.respond(200, data, timing)

@@ -247,6 +247,7 @@ def host_settings(config: Config) -> HostSettings:
         watch_repetition=pruning.max_repetition or 0.0,
         repetition_window=pruning.repetition_window,
         value_hook=pruning.value_hook,
+        strict_reasoning=config.gateway.dropped_reasoning == "rewritten",
     )
 
 

@@ -66,11 +66,9 @@ async def _run(
     limits = host_settings(config)
     stage = reward_stage(config)
     engine = await asyncio.to_thread(build_engine, model_dir, config, "engine", 0)
-    gateway = Gateway(config.gateway, name=label)
     try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(gateway.run())
-            trial = await run_trial(
+        async with Gateway(config.gateway, name=label).serving() as gateway:
+            return await run_trial(
                 environment,
                 engine,
                 renderer,
@@ -87,8 +85,6 @@ async def _run(
                 server=gateway,
                 stage=stage,
             )
-            gateway.close()
-            return trial
     finally:
         await engine.close()
         if stage is not None:

@@ -7,11 +7,11 @@ the standard library, of Python 3.8 or later. The host imports `pack` and `unpac
     prepare make the work folder (root only).
     run     one command: tells READY, waits for a line on stdin, runs, and kills whatever is left.
     sweep   kill everything, empty the temporary folders, tell how often limits were met.
-    relay   pass connections on to the host (relay.py, whose text comes along).
+    relay   pass connections on to the host (relay.py, whose text comes along), as the machine's own user.
     read, write, pack, unpack: files below the work folder.
 
-All but `hold`, `prepare`, `relay` and the upper half of `run` happen as the user that the model's programs
-have. No link is followed: paths are opened one component at a time. `pack` writes a folder as a stream of records, in
+All but `hold`, `prepare` and the upper half of `run` happen as the user that the model's programs have. No
+link is followed: paths are opened one component at a time. `pack` writes a folder as a stream of records, in
 the order of a walk, with the holes of files left out; `unpack` believes nothing of such a stream: names are
 single components, and bytes and entries are counted against limits. Modes without set-uid and set-gid and
 times are kept, and which names are one file; owners are not, sockets and devices are left out.

@@ -27,7 +27,6 @@ from headway.core.errors import SandboxError
 from headway.core.protocols import Cause, ExecLimits, ExecResult, SandboxStats, Usage
 from headway.sandbox import files, inside, tars
 from headway.sandbox.causes import exit_cause, signal_cause
-from headway.sandbox.cell import within
 from headway.sandbox.countdown import Countdown
 from headway.sandbox.layout import WORK
 from headway.sandbox.limited import WithoutSpawns
@@ -140,9 +139,7 @@ class RemoteSandbox(WithoutSpawns):
                 await self._use()
         if self._paused:
             raise SandboxError("a paused sandbox runs nothing until it is resumed", value=self._id)
-        wire = Wire(service, self.machine)
-        service.start(wire.run())
-        await within(self._settings.start_timeout_s, wire.listens)
+        await Wire(service, self.machine).begin(self._settings.start_timeout_s)
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file below /work; no link is followed."""

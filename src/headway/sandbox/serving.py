@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 RATE_PER_S = 200.0  # of new connections to one door, when more than `max_connections` come at once
 IN_LINE = 64  # connections that wait to be taken up
+_BUFFER_BYTES = 1 << 18  # of the kernel's, for each connection and direction on the host's side
 _SHORT_S = 0.1  # until the next look, when descriptors run short
 
 
@@ -146,6 +147,8 @@ class Service:
         task = self._group.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if self.closed:  # a wire may still be told of connections
+            task.cancel()
         return task
 
     async def handle(self, attach: Callable[[Ends], Awaitable[asyncio.Transport]]) -> None:
@@ -181,6 +184,8 @@ class Door:
         self._again: asyncio.TimerHandle | None = None
         self._closed = False
         listener.setblocking(False)
+        for side in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # or each connection could hold megabytes
+            listener.setsockopt(socket.SOL_SOCKET, side, _BUFFER_BYTES)
         self._watch()
 
     def end(self) -> None:

@@ -1,8 +1,8 @@
 """The host's end of a relay: connections of a machine that is reached only by commands, as streams.
 
 Consumes the frames of relay.py, which runs in the machine as one long command, as the machine's client brings
-them. `run` waits for that command's end, or for its cancellation, which lets the relay end: at most `_END_S`.
-Whoever serves waits for the relay to listen, until `start_timeout_s`.
+them. The task that follows it waits for that command's end, or for its cancellation, which lets the relay
+end: at most `_END_S`. Whoever serves waits for the relay to listen, until `start_timeout_s`.
 
 Nothing that comes out of the machine is believed: data beyond what was granted, connections beyond the most
 and frames that make no sense end the service, with an error that its block raises.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.errors import SandboxError
 from headway.sandbox import relay
+from headway.sandbox.cell import within
 from headway.sandbox.machine import program
 from headway.sandbox.relay import HEAD, PIECE, WINDOW
 from headway.sandbox.serving import Ends, Service, cannot_listen
@@ -42,9 +43,14 @@ class Wire:
         self._queued = bytearray()
         self._due = asyncio.Event()  # something is queued, or it is over
         self._over = False
-        self.listens: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listens: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def run(self) -> None:
+    async def begin(self, start_timeout_s: float) -> None:
+        """Serve from now on, as a part of the service. Raises SandboxError when nothing listens in time."""
+        self._service.start(self._run())
+        await within(start_timeout_s, self._listens)
+
+    async def _run(self) -> None:
         """Serve until it is cancelled. A relay that ends by itself is a failure of the service."""
         job = {"text": _RELAY, "port": self._service.port, "most": self._service.max_connections}
         said = Sink(_SAID_BYTES)
@@ -97,9 +103,9 @@ class Wire:
         if kind in (b"L", b"X"):
             if kind == b"X":
                 self._fail(cannot_listen(self._service.port, data.decode(errors="replace")))
-            elif not self.listens.done():
+            elif not self._listens.done():
                 self._service.port = count
-                self.listens.set_result(None)
+                self._listens.set_result(None)
         elif kind == b"O":
             if number <= self._newest or len(self._lines) >= self._service.max_connections:
                 return self._fail(SandboxError("a machine opened too many connections", value=number))
@@ -115,10 +121,10 @@ class Wire:
     def _fail(self, error: SandboxError) -> None:
         if not self._over:
             self._end()
-            if self.listens.done():
+            if self._listens.done():
                 self._service.fail(error)
             else:
-                self.listens.set_exception(error)
+                self._listens.set_exception(error)
 
     def _end(self) -> None:
         """Let the relay end; every connection is lost."""

@@ -135,7 +135,7 @@ class Harness:
 
     def _test(self, row: Row) -> list[str]:
         own = row.get("test")
-        return ["sh", "-c", own] if isinstance(own, str) else list(own or self._settings.test)
+        return ["sh", "-c", own] if own and isinstance(own, str) else list(own or self._settings.test)
 
     def _ending(self, result: ExecResult) -> dict[str, Any]:
         most = self._settings.shown_chars

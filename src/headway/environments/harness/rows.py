@@ -52,7 +52,7 @@ def read_rows(source: str, split: str, key: str) -> list[Row]:
 
 
 def archive(files: dict[str, str], folder: str = "") -> bytes:
-    """Return files, and what a folder holds, as a tar archive; files of the same name replace the folder's."""
+    """Return files, and what a folder holds, as a tar archive; files of a name that both have come last."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
         if folder:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from headway.core.errors import DeadlineError, EnvironmentSetupError, UserError
 from headway.core.events import Scored, ScoreFailed
 from headway.environments.trial import Trial, try_once
+from headway.gateway.server import Gateway
 from headway.runtime.environment_worker import generation_limits, host_settings
 from headway.runtime.preflight.environments import raised
 from headway.runtime.preflight.findings import Finding, failed, ok
@@ -57,21 +58,25 @@ async def _try(subject: Subject, environment: Environment, split: str) -> Trial:
     config, settings, label = subject.config, host_settings(subject.config), own_label("try")
     engine = StandInEngine(subject.renderer, config.generator.max_context_tokens)
     stage = reward_stage(config)
-    trial = await try_once(
-        environment,
-        engine,
-        subject.renderer,
-        make_pool(config.sandbox, label),
-        generation_limits(config),
-        settings=settings,
-        split=split,
-        seed=config.run.seed,
-        run_id=label,
-        stage=stage,
-        timeout_s=longest_s(config),
-    )
-    if stage is not None:
-        await stage.close()
+    try:
+        async with Gateway(config.gateway, name=label).serving() as gateway:
+            trial = await try_once(
+                environment,
+                engine,
+                subject.renderer,
+                make_pool(config.sandbox, label),
+                generation_limits(config),
+                settings=settings,
+                split=split,
+                seed=config.run.seed,
+                run_id=label,
+                timeout_s=longest_s(config),
+                server=gateway,
+                stage=stage,
+            )
+    finally:
+        if stage is not None:
+            await stage.close()
     subject.context_tokens = max(subject.context_tokens, engine.longest)
     return trial
 

@@ -1,0 +1,119 @@
+"""A program plays the rollout in its sandbox, and a hidden test scores what it left."""
+
+import json
+
+import pytest
+
+from headway.core.errors import EnvironmentSetupError
+from headway.core.events import SandboxWanted, ToolEnded
+from headway.environments.generation import GenerationLimits
+from headway.environments.lease import SandboxLease
+from headway.environments.registry import build
+from headway.environments.trial import try_once
+from headway.gateway.server import Gateway
+from headway.sandbox.bubblewrap import BubblewrapProvider
+from headway.sandbox.settings import SandboxSettings
+from tests.unit.gateway_parts import saying
+
+AGENT = """
+import json, os, sys, time, urllib.request
+def ask(text):
+    body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]["content"]
+"""
+
+
+@pytest.fixture
+def tried(tmp_path, renderer):
+    """Run one rollout of a task."""
+
+    async def run(agent, engine, task=None, **settings):
+        tasks = tmp_path / "tasks.jsonl"
+        row = {"prompt": "say it", "files": {"agent.py": AGENT + agent}, "test": "grep -qx one answer.txt"}
+        tasks.write_text(json.dumps(row | (task or {})) + "\n")
+        settings = {"tasks": str(tasks), "command": ("python3", "agent.py", "{prompt}")} | settings
+        provider = BubblewrapProvider(SandboxSettings(directory=str(tmp_path / "sandboxes")))
+        async with Gateway(name=str(tmp_path)).serving() as gateway:
+            environment, limits = build("harness", settings), GenerationLimits(64, 512)
+            return await try_once(environment, engine, renderer, provider, limits, server=gateway)
+
+    return run
+
+
+@pytest.mark.parametrize(("answer", "reward"), [("one", 1.0), ("two", 0.0)])
+async def test_what_the_program_left_is_scored(tried, renderer, answer, reward):
+    agent = "open('answer.txt', 'w').write(ask(sys.argv[1]) + '\\n')"
+    trial = await tried(agent, saying(renderer, answer))
+    assert trial.failure == ""
+    assert trial.score.reward == reward
+    assert [message["content"] for message in trial.transcript] == ["say it", answer]
+    (ended,) = [event for event in trial.events if isinstance(event, ToolEnded)]
+    assert (ended.cause, ended.turn) == ("exit", 0)
+
+
+async def test_hidden_files_replace_what_the_program_left(tried, renderer):
+    agent = "ask('x'); open('test.sh', 'w').write('exit 0')"
+    task = {"test": ["sh", "test.sh"], "test_files": {"test.sh": "exit 1"}}
+    trial = await tried(agent, saying(renderer, "one"), task)
+    assert trial.score.reward == 0.0
+
+
+async def test_a_program_that_asks_nothing_is_a_failure_and_no_reward(tried, renderer):
+    trial = await tried("sys.exit('no model here')", saying(renderer, "one"))
+    assert trial.score is None
+    assert trial.failure.startswith("environment: ")
+    assert "no model here" in trial.failure
+
+
+async def test_a_program_that_does_not_end_is_ended_and_what_it_left_is_scored(tried, renderer):
+    agent = "open('answer.txt', 'w').write(ask('x')); time.sleep(600)"
+    trial = await tried(agent, saying(renderer, "one"), timeout_s=1.0)
+    assert trial.score.reward == 1.0
+    assert trial.outcome["cause"] == "wall"
+    assert trial.outcome["rc"] is None
+
+
+async def test_the_time_of_answers_is_no_time_of_the_tool(tmp_path):
+    events, answered = [], iter((5.0, 1005.0))
+    provider = BubblewrapProvider(SandboxSettings(directory=str(tmp_path / "sandboxes")))
+    lease = SandboxLease("r1.1", "r1", 1, "rollout", provider, "run", events.append)
+    lease.answering_s = lambda: next(answered)
+
+    def told(event):
+        events.append(event)
+        if isinstance(event, SandboxWanted):
+            lease.grant()
+
+    lease._emit = told
+    await lease.exec(["true"])
+    await lease.release()
+    (ended,) = [event for event in events if isinstance(event, ToolEnded)]
+    assert ended.duration_s == 0.0
+
+
+WRONG = {
+    "no prompt": ({"prompt": ""}, "must have a prompt"),
+    "another key": ({"prompts": "x"}, "'prompts'"),
+    "another type": ({"level": "1"}, "level"),
+    "no text": ({"files": {"a": 1}}, "texts in files"),
+    "no test": ({"test": ""}, "needs a test"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG.values(), ids=WRONG)
+def test_a_task_that_is_wrong_is_named(tmp_path, change, words):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({"prompt": "x", "test": "true"} | change))
+    with pytest.raises(EnvironmentSetupError, match=words) as caught:
+        build("harness", {"tasks": str(path), "command": ("true",)})
+    assert caught.value.key.startswith("environment.args.te" if "test" in words else "environment.args.tasks")
+
+
+@pytest.mark.parametrize("word", ["{secret}", "{", "{0}"])
+def test_braces_that_stand_for_nothing_are_refused(tmp_path, word):
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "x", "test": "true"}))
+    with pytest.raises(EnvironmentSetupError, match="braces"):
+        build("harness", {"tasks": str(tmp_path / "tasks.jsonl"), "command": ("true", word)})
