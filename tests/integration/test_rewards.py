@@ -73,12 +73,12 @@ def test_groups_are_rewarded_as_a_whole_and_dropped_where_the_judge_fails(bench)
             *bench.environment(score='return Reward(0.0, ("nothing by itself",))'),
             *toml(
                 judge__url=server.url, judge__model="m", judge__each="false", reward__group="pairwise",
-                stop__steps=4,
+                stop__steps=2,
             ),
         )  # fmt: skip
         assert ended.code == 0, ended.text
     report = bench.check()
-    assert report["steps"] == 4
+    assert report["steps"] == 2
     signals = bench.entries("GroupSignal")
     kept = [event for event in signals if event["keep"]]
     assert all(len(event["rewards"]) == 4 for event in kept)

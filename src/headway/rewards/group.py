@@ -126,11 +126,12 @@ def _taking(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _finite(found: object, num: int, name: str) -> list[float]:
+    shown = repr(found)[:200]
     values = list(cast("Sequence[object]", found)) if isinstance(found, (list, tuple)) else []
     numbers = [float(value) for value in values if isinstance(value, (int, float))]
     if len(numbers) != num or not all(map(math.isfinite, numbers)):
         rule = (
             f"the rewards of a group ({name}) must be a list of one finite number for each of {num} rollouts"
         )
-        raise RewardFault(rule, value=repr(found)[:200])
+        raise RewardFault(rule, value=shown)
     return numbers
