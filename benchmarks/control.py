@@ -1,15 +1,17 @@
 """[control] against every fixed setting of a grid, on simulated workloads that drift; and on a real run.
 
-    python benchmarks/control.py [--scenes lengths tools ...] [--seeds 5] [--live 3] [--fixed FILE] [--changes]
+    python benchmarks/control.py [--scenes lengths tools ...] [--seeds 5] [--live 3] [--fixed FILE]
 
 Each scene (control_scenes.py) is simulated with the real scheduler: with control from the default settings,
 with the default settings alone, and with every fixed setting of a grid: queue.depth, both keys of
-oversampling, queue.max_running_rollouts. Compared are rollouts trained a second of the whole run, at the same
-bound, as medians over seeds; the best fixed setting is the one with the best median, known only afterwards.
+oversampling, queue.max_running_rollouts. Two seeds are for all of the grid, the others for the settings
+that were best by those. Compared are rollouts trained a second of the whole run, at the same bound, as
+medians over seeds; the best fixed setting is the one with the best median, known only afterwards.
 --live N adds N rounds of a real run that tool latency dominates, in turns with the default. --fixed FILE
 keeps what fixed settings gave, which no change of the controller changes, and takes it from there next time.
 
-The last line is one JSON object. Simulated seconds do not depend on the machine.
+The last line is one JSON object; results/control.json keeps each part of the newest call that made it.
+Simulated seconds do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 
 from control_live import live
 from control_scenes import HELD_OUT, SCENES, STEPS, Scene
-from keep import keep
+from keep import merge
 
 from headway.config.control import ControlSettings
 from headway.core.events import SettingChanged
@@ -45,6 +47,7 @@ GRID: list[Fixed] = [
     *itertools.product((-1, 1), (0,), (0, 2), (64,)),  # fewer at once
     *itertools.product((1,), (0,), (0, 2), (0,)),
 ]
+FIRST, BEST = 2, 4  # seeds for all of the grid; settings that go on
 
 
 @dataclass(frozen=True)
@@ -127,20 +130,35 @@ class Kept:
     def simulate(self, jobs: list[Job], pool: ProcessPoolExecutor) -> dict[str, list[dict[str, Any]]]:
         """Return the results of all jobs by what is compared."""
         todo = [job for job in jobs if job.control or job.key not in self.known]
-        new = {job.key: found for job, found in zip(todo, pool.map(simulate, todo), strict=True)}
-        self.known |= {job.key: new[job.key] for job in todo if not job.control}
-        if self.path:
-            self.path.write_text(json.dumps(self.known))
+        new: dict[str, Any] = {}
+        for job, result in zip(todo, pool.map(simulate, todo), strict=True):
+            new[job.key] = result
+            if not job.control:
+                self.known[job.key] = result
+            if self.path:
+                self.path.write_text(json.dumps(self.known))
         found: dict[str, list[dict[str, Any]]] = {}
         for job in jobs:
             found.setdefault(job.name, []).append(new.get(job.key) or self.known[job.key])
         return found
 
 
-def jobs_of(scene: Scene, seeds: range, steps: int, *, control: bool = True) -> list[Job]:
-    """Return what is simulated of a scene."""
-    kinds = [(DEFAULT, True)] * control + [(fixed, False) for fixed in GRID]
-    return [Job(scene, seed, steps, fixed, on) for seed in seeds for fixed, on in kinds]
+def compete(
+    scene: Scene, seeds: int, steps: int, kept: Kept, pool: ProcessPoolExecutor
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the results of control and of the fixed settings that came into the second round, for each seed."""
+    first = range(min(FIRST, seeds))
+    jobs = [Job(scene, seed, steps, fixed) for seed in first for fixed in GRID]
+    found = kept.simulate(jobs, pool)
+    order = sorted(
+        {job.fixed: job.name for job in jobs}.items(),
+        key=lambda item: -sum(row["samples_per_s"] for row in found[item[1]]),
+    )
+    thrifty = [fixed for fixed, name in order if all(row["waste"] <= ON.max_waste for row in found[name])]
+    best = dict.fromkeys([DEFAULT, *(fixed for fixed, _ in order[:BEST]), *thrifty[:2]])
+    jobs = [Job(scene, seed, steps, control=True) for seed in range(seeds)]
+    jobs += [Job(scene, seed, steps, fixed) for seed in range(seeds) for fixed in best]
+    return kept.simulate(jobs, pool)
 
 
 def compare(scene: Scene, found: dict[str, list[dict[str, Any]]], *, changes: bool) -> dict[str, Any]:
@@ -206,16 +224,19 @@ def main() -> None:
     with ProcessPoolExecutor(arguments.processes) as pool:
         for scene in scenes:
             if scene.name in arguments.scenes:
-                jobs = jobs_of(scene, range(arguments.seeds), arguments.steps)
-                found[scene.name] = compare(scene, kept.simulate(jobs, pool), changes=arguments.changes)
-    result: dict[str, Any] = {"seeds": arguments.seeds, "steps": arguments.steps}
+                rows = compete(scene, arguments.seeds, arguments.steps, kept, pool)
+                found[scene.name] = compare(scene, rows, changes=arguments.changes)
+    result: dict[str, Any] = {}
     for part, members in (("scenes", SCENES), ("held_out", HELD_OUT)):
-        result[part] = {scene.name: found[scene.name] for scene in members if scene.name in found}
-        for key in ("against_default", "against_best") if result[part] else ():
-            result[f"{part}_{key}_mean"] = geometric_mean([one[key] for one in result[part].values()])
+        if mine := {scene.name: found[scene.name] for scene in members if scene.name in found}:
+            result[part] = {"seeds": arguments.seeds, "steps": arguments.steps} | mine
+            for key in ("against_default", "against_best"):
+                result[part][f"{key}_mean"] = geometric_mean([one[key] for one in mine.values()])
+            merge("control", part, {part: result[part]})
     if arguments.live:
         result["live"] = live(arguments.live)
-    keep("control", result)
+        merge("control", "live", {"live": result["live"]})
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

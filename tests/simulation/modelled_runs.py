@@ -55,5 +55,6 @@ def modelled_run(workload=None, *overrides, timings=TIMINGS, fleet=None, steps=3
         fleet=FleetOf(fleet or FleetSettings()),
         seed=seed,
         journal=journal,
+        control=config.control if config.control.mode == "on" else None,
     ).run()
     return journal

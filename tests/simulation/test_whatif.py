@@ -100,6 +100,23 @@ def test_a_changed_run_is_predicted(replay, changes, steps):
         assert found.of(key).after == pytest.approx(mean, **within), key
 
 
+def test_what_control_would_do_is_predicted_and_what_it_did_is_done_again():
+    """A setting that the question names is out of the controller's hands."""
+    key = "rl.consumption.wall_samples_per_s"
+    slow = WorkloadSettings(**{name: getattr(TRUTH, name) for name in TRUTH.__slots__} | {"tool_sigma": 1.5})
+    fixed, controlled = (Replay(run(f"control.mode={mode}", truth=slow)) for mode in ("off", "on"))
+    gains = fixed.whatif(["control.mode=on"], seeds=2).of(key)
+    assert gains.after > 1.15 * gains.before
+    true = value_of(summary(run("control.mode=on", truth=slow, seed=2)), key)
+    assert gains.after == pytest.approx(true, rel=0.12)
+
+    losses = controlled.whatif(["control.mode=off"], seeds=2).of(key)
+    assert losses.replayed == pytest.approx(losses.measured, rel=0.12)
+    assert losses.after < losses.before / 1.15
+    pinned = controlled.whatif(["oversampling.rollouts_extra=0", "oversampling.groups_extra=0"], seeds=2)
+    assert pinned.of(key).after == pytest.approx(losses.after, rel=0.05)
+
+
 def test_slower_tools_are_predicted_by_scaling_what_was_recorded(replay):
     fitted = replay.calibration.workload.tool_s
     found = replay.whatif([f"workload.tool_s={2 * fitted}"], seeds=3)

@@ -197,6 +197,7 @@ class Replay:
             fleet=FleetOf(settings.fleet),
             seed=seed,
             num_tasks=self._recording.num_tasks,
+            control=settings.control,
         )
         return driver.run().metrics, workload
 

@@ -14,6 +14,7 @@ from headway.core.check import Mismatch, convert
 from headway.core.errors import ConfigError, UserError
 from headway.core.near import did_you_mean, nearest, nearest_key
 from headway.core.schema import keys_of, sections_of
+from headway.matching.control_levers import KEYS
 from headway.matching.recorded import Scales
 from headway.matching.spec import FleetSettings, TimingSettings, WorkloadSettings
 from headway.matching.spec_load import a_simulation_holds_it
@@ -21,13 +22,14 @@ from headway.matching.spec_load import a_simulation_holds_it
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headway.config.control import ControlSettings
     from headway.config.validate import CrossRule
     from headway.core.settings import Problem
     from headway.matching.calibration import Calibration
 
 PREDICTED = (
     "queue", "oversampling", "acceptance.band_low", "acceptance.band_high", "concurrency", "staleness",
-    "partial", "eval", "checkpoint.every_steps", "generator.replicas", "generator.max_running",
+    "partial", "control", "eval", "checkpoint.every_steps", "generator.replicas", "generator.max_running",
     "generator.kv_on_update", "generator.max_answer_tokens", "generator.max_context_tokens",
     "sandbox.max_live", "sandbox.max_starts_per_s", "sandbox.max_starting",
 )  # fmt: skip
@@ -65,6 +67,14 @@ class Change:
     timings: TimingSettings
     fleet: FleetSettings
     scales: Scales
+    named: tuple[str, ...] = ()  # keys that changes give, even with the values that they have
+
+    @property
+    def control(self) -> ControlSettings | None:
+        """What the controller may turn: nothing that a change names, as with `headway set`; None for off."""
+        settings = self.config.control
+        levers = tuple(lever for lever in settings.levers if KEYS[lever] not in self.named)
+        return dataclasses.replace(settings, levers=levers) if settings.mode == "on" and levers else None
 
 
 def change(calibration: Calibration, overrides: Sequence[str]) -> Change:
@@ -73,6 +83,7 @@ def change(calibration: Calibration, overrides: Sequence[str]) -> Change:
     Raises ConfigError with every problem: a setting that cannot be predicted, an unknown one, a wrong value.
     """
     mine: list[str] = []
+    named: list[str] = []
     measured: dict[str, Any] = {}
     problems: list[UserError] = []
     for override in overrides:
@@ -92,6 +103,7 @@ def change(calibration: Calibration, overrides: Sequence[str]) -> Change:
             problems.append(problem)
         else:
             mine.append(override)
+            named.append(key)
     before = _config(calibration, ())
     after = before
     try:
@@ -111,7 +123,7 @@ def change(calibration: Calibration, overrides: Sequence[str]) -> Change:
             fleet = dataclasses.replace(fleet, **{name: value})
     if any(key.startswith("timings.") for key in by_name) and (wrong := list(timings.problems())):
         raise ConfigError([_blamed(problem) for problem in wrong])
-    return Change(after, timings, fleet, scales)
+    return Change(after, timings, fleet, scales, tuple(named))
 
 
 def _blamed(problem: Problem) -> UserError:
