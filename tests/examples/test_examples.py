@@ -53,7 +53,7 @@ def test_a_value_learned_from_one_run_prunes_another(tmp_path):
 
 def test_the_tour_of_all_commands(tmp_path):
     said = ran(str(ROOT / "examples" / "tour.sh"), str(tmp_path), cwd=tmp_path)
-    assert "18 ok, 0 warnings, 0 errors" in said
+    assert "19 ok, 0 warnings, 0 errors" in said
     assert "\nverified: " in said
     assert (tmp_path / "report.html").stat().st_size > 1_000_000
     assert (tmp_path / "model" / "model.safetensors").is_file()

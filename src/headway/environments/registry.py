@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
+from importlib import import_module
 from inspect import (
     get_annotations,
     getattr_static,
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headway.core.check import describe_type
 from headway.core.errors import EnvironmentSetupError
 from headway.core.hooks import HookError, is_own, load_module
+from headway.core.near import nearest
 from headway.core.protocols import Environment
 from headway.core.schema import keys_of
 from headway.environments.arguments import read_arguments
@@ -37,8 +39,8 @@ BUILT_IN = {
     "dataset": "headway.environments.dataset.environment:Dataset",
     "python-code": "headway.environments.python_code:PythonCode",
 }
-FAMILIES = {"reasoning-gym": "headway.environments.reasoning_gym.environment:named"}
-"""Environments `FAMILY:NAME`, and the function that returns the class of such a name."""
+FAMILIES = {"reasoning-gym": "headway.environments.reasoning_gym.environment"}
+"""Environments `FAMILY:NAME`: a module whose `named` returns the class of a name; its `members` lists all."""
 _PARTS = {
     "settings_type": "settings_type = Settings, a frozen dataclass",
     "name": 'name = "mine"',
@@ -56,8 +58,21 @@ _PARTS = {
 
 
 def names_and_summaries() -> list[tuple[str, str]]:
-    """Return the built-in environments with one line each."""
-    return [(name, (_load(name).__doc__ or "").strip().partition("\n")[0]) for name in sorted(BUILT_IN)]
+    """Return the built-in environments with one line each; a family is one, called FAMILY:NAME."""
+    names = sorted([*BUILT_IN, *(f"{family}:NAME" for family in FAMILIES)])
+    return [(name, (_load(name).__doc__ or "").strip().partition("\n")[0]) for name in names]
+
+
+def members(family: str) -> list[tuple[str, str]]:
+    """Return the environments of a family by their full names, each with what is to be known of it.
+
+    Raises EnvironmentSetupError when there is no such family.
+    """
+    if family not in FAMILIES:
+        raise EnvironmentSetupError(
+            "no such family of environments", value=family, remedy=f"There is {', '.join(FAMILIES)}"
+        )
+    return import_module(FAMILIES[family]).members()
 
 
 def settings_type(name: str) -> type:
@@ -98,23 +113,25 @@ def _load(name: str) -> type[Any]:
     """Return the environment class of a name."""
     family, colon, _ = name.partition(":")
     if colon and family in FAMILIES:
-        module, attribute = load_module(FAMILIES[family])
-        return getattr(module, attribute)(name)
+        return import_module(FAMILIES[family]).named(name)
     target = BUILT_IN.get(name, name)
     if not is_own(target):
-        near = difflib.get_close_matches(name, BUILT_IN, 1)
-        guess = f"Did you mean {near[0]}? " if near else ""
+        near = difflib.get_close_matches(name, [*BUILT_IN, *FAMILIES], 1)
+        guess = f"Did you mean {near[0]}{':NAME' * (near[0] in FAMILIES)}? " if near else ""
         raise EnvironmentSetupError(
             "no such environment",
             value=name,
             key="environment.name",
-            remedy=f"{guess}Built in are {', '.join(sorted(BUILT_IN))}; yours is module:Class or a .py file",
+            remedy=f"{guess}Built in are {', '.join(sorted(BUILT_IN))} and "
+            f"{', '.join(f'{family}:NAME' for family in FAMILIES)}; yours is module:Class or a .py file",
         )
     try:
         cls = _pick(*load_module(target), name)
     except HookError as error:
+        near = nearest(family, FAMILIES, cutoff=0.8) if colon else None
+        remedy = error.remedy if near is None else f"Did you mean {near}:{name.partition(':')[2]}?"
         raise EnvironmentSetupError(
-            error.rule, value=error.value, remedy=error.remedy, key="environment.name"
+            error.rule, value=error.value, remedy=remedy, key="environment.name"
         ) from error
     _need(name, [part for part in _PARTS if not _declares(cls, part)])
     _check_settings_type(name, cls.settings_type)
