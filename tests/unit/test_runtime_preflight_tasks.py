@@ -247,7 +247,7 @@ def test_the_command_says_one_line_a_check_and_sums_up(config, capsys):
         check.name for check in CHECKS
     ]
     assert lines[len(CHECKS)] == "Memory, estimated:"
-    assert lines[-1] == "18 ok, 0 warnings, 0 errors. The run can start."
+    assert lines[-1] == "19 ok, 0 warnings, 0 errors. The run can start."
     assert not any("\x1b" in line for line in lines)
     assert not (config.parent / "runs").exists()
 

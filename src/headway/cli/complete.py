@@ -72,11 +72,10 @@ def _registered(key: str) -> tuple[str, ...]:
 
 def environments(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the built-in environments that begin so; else files."""
-    from headway.environments.registry import names_and_summaries
+    from headway.environments.registry import FAMILIES, members, names_and_summaries
 
-    found = [
-        CompletionItem(name, help=summary)
-        for name, summary in names_and_summaries()
-        if name.startswith(incomplete)
-    ]
+    listed = names_and_summaries()
+    for family in FAMILIES if ":" in incomplete else ():
+        listed += members(family)
+    found = [CompletionItem(name, help=summary) for name, summary in listed if name.startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="file")]

@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import (
     get_annotations,
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headway.core.check import describe_type
 from headway.core.errors import EnvironmentSetupError
 from headway.core.hooks import HookError, is_own, load_module
+from headway.core.near import nearest
 from headway.core.protocols import Environment
 from headway.core.schema import keys_of
 from headway.environments.arguments import read_arguments
@@ -42,8 +44,8 @@ BUILT_IN = {
     "dataset": "headway.environments.dataset.environment:Dataset",
     "python-code": "headway.environments.python_code:PythonCode",
 }
-FAMILIES = {"reasoning-gym": "headway.environments.reasoning_gym.environment:named"}
-"""Environments `FAMILY:NAME`, and the function that returns the class of such a name."""
+FAMILIES = {"reasoning-gym": "headway.environments.reasoning_gym.environment"}
+"""Environments `FAMILY:NAME`: a module whose `named` returns the class of a name; its `members` lists all."""
 GROUP = "headway.environments"
 _PARTS = {
     "settings_type": "settings_type = Settings, a frozen dataclass",
@@ -64,14 +66,16 @@ _PARTS = {
 def names_and_summaries() -> list[tuple[str, str]]:
     """Return the environments that have names of their own with one line each, built-in ones first.
 
-    One of an installed package that cannot be loaded has the reason for its line.
+    A family is one, called FAMILY:NAME. One of an installed package that cannot be loaded has the reason for
+    its line.
     """
     named: list[tuple[str, str]] = []
-    for name in [*sorted(BUILT_IN), *sorted(installed())]:
+    families = [f"{family}:NAME" for family in FAMILIES]
+    for name in [*sorted([*BUILT_IN, *families]), *sorted(installed())]:
         try:
             named.append((name, (environment_class(name).__doc__ or "").strip().partition("\n")[0]))
         except EnvironmentSetupError as error:
-            if name in BUILT_IN:
+            if name not in installed():
                 raise
             named.append((name, f"cannot be used: {error.rule}"))
     return named
@@ -81,6 +85,18 @@ def names_and_summaries() -> list[tuple[str, str]]:
 def installed() -> dict[str, str]:
     """Return the environments of installed packages: import paths by name. Built-in names stay built in."""
     return {point.name: point.value for point in entry_points(group=GROUP) if point.name not in BUILT_IN}
+
+
+def members(family: str) -> list[tuple[str, str]]:
+    """Return the environments of a family by their full names, each with what is to be known of it.
+
+    Raises EnvironmentSetupError when there is no such family.
+    """
+    if family not in FAMILIES:
+        raise EnvironmentSetupError(
+            "no such family of environments", value=family, remedy=f"There is {', '.join(FAMILIES)}"
+        )
+    return import_module(FAMILIES[family]).members()
 
 
 def settings_type(name: str) -> type:
@@ -132,24 +148,26 @@ def environment_class(name: str) -> type[Any]:
     """
     family, colon, _ = name.partition(":")
     if colon and family in FAMILIES:
-        module, attribute = load_module(FAMILIES[family])
-        return getattr(module, attribute)(name)
+        return import_module(FAMILIES[family]).named(name)
     target = BUILT_IN.get(name) or installed().get(name, name)
     if not is_own(target):
         known = [*sorted(BUILT_IN), *sorted(installed())]
-        near = difflib.get_close_matches(name, known, 1)
-        guess = f"Did you mean {near[0]}? " if near else ""
+        near = difflib.get_close_matches(name, [*known, *FAMILIES], 1)
+        guess = f"Did you mean {near[0]}{':NAME' * (near[0] in FAMILIES)}? " if near else ""
         raise EnvironmentSetupError(
             "no such environment",
             value=name,
             key="environment.name",
-            remedy=f"{guess}There are {', '.join(known)}; yours is module:Class or a .py file",
+            remedy=f"{guess}There are {', '.join(known)} and "
+            f"{', '.join(f'{family}:NAME' for family in FAMILIES)}; yours is module:Class or a .py file",
         )
     try:
         cls = _pick(*load_module(target), name)
     except HookError as error:
+        near = nearest(family, FAMILIES, cutoff=0.8) if colon else None
+        remedy = error.remedy if near is None else f"Did you mean {near}:{name.partition(':')[2]}?"
         raise EnvironmentSetupError(
-            error.rule, value=error.value, remedy=error.remedy, key="environment.name"
+            error.rule, value=error.value, remedy=remedy, key="environment.name"
         ) from error
     _need(name, [part for part in _PARTS if not _declares(cls, part)])
     _check_settings_type(name, cls.settings_type)

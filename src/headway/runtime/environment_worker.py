@@ -277,10 +277,16 @@ def check_prompts(environment: Environment, renderer: Renderer, config: Config) 
 
 def prompt_lengths(environment: Environment, renderer: Renderer, split: str, most: int) -> list[int]:
     """Return the tokens of the first prompts of a split, at most `most` of them."""
-    system = [] if environment.system_prompt is None else [Message("system", environment.system_prompt)]
     size = environment.num_tasks(split)
-    tasks = [environment.task(split, at, None) for at in range(most if size is None else min(size, most))]
-    return [len(renderer.first_prompt([*system, *environment.prompt(task)])) for task in tasks]
+    number = most if size is None else min(size, most)
+    return [prompt_length(environment, renderer, split, at) for at in range(number)]
+
+
+def prompt_length(environment: Environment, renderer: Renderer, split: str, index: int) -> int:
+    """Return the tokens of the first prompt of a task."""
+    system = [] if environment.system_prompt is None else [Message("system", environment.system_prompt)]
+    messages = environment.prompt(environment.task(split, index, None))
+    return len(renderer.first_prompt([*system, *messages]))
 
 
 def no_room(

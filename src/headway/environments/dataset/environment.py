@@ -73,6 +73,10 @@ class Dataset:
         part = self._part(split)
         return part.rows.place(part.order[index])
 
+    def asks(self, task: Task) -> str:
+        """Return what a task asks, for the check of duplicates."""
+        return "\n".join(" ".join(message.content.split()) for message in self.prompt(task))
+
     def prompt(self, task: Task) -> Sequence[Message]:
         """Return the row's messages."""
         return self._table.messages(task.payload)

@@ -1,8 +1,13 @@
 """The process that runs the library reasoning-gym: `python -m headway.environments.reasoning_gym.child`.
 
 Consumes one JSON object a line on stdin, answers each by one on stdout, and ends with its stdin. What a
-request raises is its answer. One that takes longer than its `limit_s` ends the process, by the kernel's own
-alarm, so that a child whose parent was killed does not compute for ever.
+request raises is its answer. One that takes longer than its `limit_s` of the processor's time, or WALL times
+as long on the clock, ends the process by the kernel's own alarm: how busy the machine is makes little
+difference, and a child whose parent was killed does not compute for ever.
+
+Some datasets draw from Python's global generator or depend on the order of sets: the former is seeded before
+each item, the latter is fixed by PYTHONHASHSEED=0, which the parent sets. A verifier is asked with the question
+that it is about; where this process makes another task of it, that is an error.
 
 Several of the library's verifiers pass the policy's answer to `eval` or to sympy's parser, which evaluates
 it. So this process has no environment variables of its own, a limit on memory, and an audit hook under which
@@ -12,16 +17,19 @@ against code that is written to break out.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
 import os
+import random
 import resource
 import signal
 import sys
 from importlib import import_module
 from typing import IO, Any
 
+WALL = 6.0  # a request may take so many times its limit on the clock
 _MAX_MEMORY_BYTES = 4 << 30
 _MAX_KEPT = 64  # items, for the answers of a group
 _FINITE = {"acre": 2_000, "gsm_symbolic": 100_000, "list_functions": 100_000, "word_ladder": 20_000}
@@ -82,19 +90,32 @@ class Shelf:
         if (level, draw) not in self._items:
             if len(self._items) >= _MAX_KEPT:
                 del self._items[next(iter(self._items))]
-            found: Any = self.dataset(level)[draw % _FINITE.get(self._name, 2**31)]
+            dataset = self.dataset(level)
+            _seed(draw)
+            found: Any = dataset[draw % _FINITE.get(self._name, 2**31)]
             if not isinstance(found, dict) or not isinstance(found.get("question"), str):  # pyright: ignore
                 raise TypeError("an item must be a dict with a question")
             self._items[level, draw] = found
         return self._items[level, draw]
 
-    def score(self, level: int, draw: int, answer: str) -> float:
+    def score(self, level: int, draw: int, question: str, answer: str) -> float:
         """Return what the dataset's own verifier says."""
-        value = self.dataset(level).score_answer(answer, self.item(level, draw))
+        item = self.item(level, draw)
+        if item["question"] != question:
+            raise RuntimeError("the library makes another task each time")
+        _seed(draw)
+        value = self.dataset(level).score_answer(answer, copy.deepcopy(item))
         score = float(value)
         if not math.isfinite(score):
             raise ValueError(f"the verifier returned {score}")
         return score
+
+
+def _seed(draw: int) -> None:
+    """Make what draws from global generators repeat itself."""
+    random.seed(draw)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(draw % 2**32)
 
 
 def _guard(event: str, arguments: tuple[Any, ...]) -> None:
@@ -123,7 +144,9 @@ def _answer(shelf: Shelf | None, request: dict[str, Any]) -> dict[str, Any]:
                 "metadata": named,
             }
         case "score":
-            return {"score": shelf.score(request["level"], request["draw"], request["answer"])}
+            return {
+                "score": shelf.score(*(request[name] for name in ("level", "draw", "question", "answer")))
+            }
         case other:
             raise ValueError(f"no such request: {other}")
 
@@ -139,7 +162,8 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
     shelf: Shelf | None = None
     for line in requests:
         request: dict[str, Any] = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
+        signal.setitimer(signal.ITIMER_PROF, request["limit_s"])
+        signal.setitimer(signal.ITIMER_REAL, WALL * request["limit_s"])
         try:
             match request["do"]:
                 case "names":
@@ -152,6 +176,7 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
                     answer = _answer(shelf, request)
         except Exception as error:  # the library's code and what it evaluates may raise anything
             answer = {"error": f"{type(error).__name__}: {error}"[:500]}
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
@@ -162,6 +187,7 @@ def main() -> int:
     sys.dont_write_bytecode = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -16,10 +16,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headway.core.errors import EnvironmentSetupError
+from headway.environments.reasoning_gym.process import LibraryRaisedError
 from headway.environments.tasks import split_of
 
 MAX_DRAWS = 2**31
 _MAX_TRIES = 400  # at one train task, and for each further eval task
+_MAX_FAILURES = 20  # of the library, one after the other
 _FEW = 0.05  # share of repetitions in the eval stream from which on problems are few
 
 
@@ -94,5 +96,17 @@ class Splits:
         return list(found.values())
 
     def _next(self, rng: random.Random, levels: Sequence[int]) -> Drawn:
-        level, draw = rng.choice(levels), rng.randrange(MAX_DRAWS)
-        return Drawn(level, draw, self._make(level, draw))
+        """Return the next item that can be made: some datasets fail at some draws."""
+        failure: LibraryRaisedError | None = None
+        for _ in range(_MAX_FAILURES):
+            level, draw = rng.choice(levels), rng.randrange(MAX_DRAWS)
+            try:
+                return Drawn(level, draw, self._make(level, draw))
+            except LibraryRaisedError as error:
+                failure = error
+        assert failure is not None
+        raise EnvironmentSetupError(
+            f"{self._salt} must make a task of one of the levels {levels}; it raised {failure.rule}",
+            remedy="Leave the level out, or choose other parameters (environment.args.config)",
+            key="environment.args.levels",
+        ) from failure

@@ -22,8 +22,8 @@ from headway.core.near import did_you_mean, nearest
 from headway.core.protocols import Chat, Outcome, Sandbox
 from headway.core.records import Message, Reward, Task
 from headway.environments.reasoning_gym.draws import Drawn, Splits
-from headway.environments.reasoning_gym.names import PREFIX, check_name
-from headway.environments.reasoning_gym.process import ChildOverdueError, LibraryProcess, LibraryRaisedError
+from headway.environments.reasoning_gym.names import PREFIX, check_name, known_datasets
+from headway.environments.reasoning_gym.process import ChildOverdueError, LibraryProcess
 from headway.environments.reasoning_gym.settings import ReasoningGymSettings
 from headway.environments.tasks import check_position, source_of, task_id
 from headway.rewards.check import checked
@@ -44,7 +44,7 @@ class _Made(NamedTuple):
 
 
 class ReasoningGym:
-    """One question of a dataset of reasoning-gym, and its own verifier."""
+    """One question of a dataset of the library reasoning-gym, judged by its own verifier."""
 
     dataset = ""  # set by `named`
     name = "reasoning-gym"
@@ -64,12 +64,17 @@ class ReasoningGym:
         self._last: tuple[Drawn | None, dict[str, Any]] = None, {}  # the item that was made last
         self._kept: OrderedDict[tuple[str, int, int | None], _Made] = OrderedDict()
         known = self._maker.ask("levels", settings.verifier_timeout_s)
-        self._num_levels = int(known["num_levels"])
+        self.num_levels = int(known["num_levels"])
         self._check_config(known["parameters"])
         levels = settings.levels or (0,)
         for level in levels:
             self._check_level(level)
         self._splits = Splits(self.name, seed, levels, settings.num_eval, self._make)
+
+    def close(self) -> None:
+        """End the library's processes; another task or score starts them anew."""
+        for child in (self._maker, *self._judges):
+            child.close()
 
     def num_tasks(self, split: str) -> int | None:
         """Train tasks have no end."""
@@ -101,7 +106,13 @@ class ReasoningGym:
         drawn = self._made(split, int(index), int(level[0]) if level else None).drawn
         limit_s = self._settings.verifier_timeout_s
         found = await asyncio.to_thread(
-            next(self._turn).ask, "score", limit_s, level=drawn.level, draw=drawn.draw, answer=answer
+            next(self._turn).ask,
+            "score",
+            limit_s,
+            level=drawn.level,
+            draw=drawn.draw,
+            answer=answer,
+            question=task.payload["question"],
         )
         expected = task.payload["answer"]
         reason = f"the answer was {_short(answer)}"
@@ -139,9 +150,9 @@ class ReasoningGym:
         limit_s = self._settings.verifier_timeout_s
         try:
             item = self._maker.ask("item", limit_s, level=level, draw=draw, named=[named])
-        except (LibraryRaisedError, ChildOverdueError) as error:
-            rule = f"reasoning-gym must make a task of {self.dataset} at level {level}: {error.rule}"
-            remedy = "Leave the level out, or choose other parameters (environment.args.config)"
+        except ChildOverdueError as error:
+            rule = f"reasoning-gym must make a task of {self.dataset} at level {level} in time: {error.rule}"
+            remedy = "Leave the level out, or raise environment.args.verifier_timeout_s"
             raise EnvironmentSetupError(rule, remedy=remedy, key="environment.args.levels") from error
         asked = item["question"]
         if self.dataset in _SAME_ANSWER and item["answer"]:
@@ -162,8 +173,8 @@ class ReasoningGym:
                 )
 
     def _check_level(self, level: int) -> None:
-        if not 0 <= level <= self._num_levels:
-            what = f"0 to {self._num_levels}" if self._num_levels else "0, for it has no curriculum"
+        if not 0 <= level <= self.num_levels:
+            what = f"0 to {self.num_levels}" if self.num_levels else "0, for it has no curriculum"
             raise EnvironmentSetupError(
                 f"a level of {self.name} is {what}",
                 value=level,
@@ -178,10 +189,16 @@ def named(name: str) -> type[ReasoningGym]:
     Raises EnvironmentSetupError when there is no such dataset.
     """
     dataset = name.removeprefix(PREFIX)
-    check_name(dataset)
+    if dataset != "NAME":  # which stands for all of them where they are listed
+        check_name(dataset)
     return type(
         "ReasoningGym", (ReasoningGym,), {"dataset": dataset, "name": name, "__doc__": ReasoningGym.__doc__}
     )
+
+
+def members() -> list[tuple[str, str]]:
+    """Return every dataset by its full name, with its levels and what is to be known of it."""
+    return [(f"{PREFIX}{one.name}", one.in_words()) for one in known_datasets().values()]
 
 
 def _short(text: str) -> str:

@@ -34,6 +34,14 @@ class Dataset:
     broken: tuple[int, ...]
     note: str
 
+    def in_words(self) -> str:
+        """Return levels, faults and note as one line."""
+        parts = [f"levels 1 to {self.num_levels}" if self.num_levels else "no levels"]
+        if self.broken:
+            bad = "its default difficulty" if self.broken == (0,) else ", ".join(map(str, self.broken))
+            parts.append(f"the library makes no tasks at {bad}")
+        return "; ".join([*parts, *filter(None, [self.note])])
+
 
 @functools.cache
 def known_datasets() -> dict[str, Dataset]:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -18,9 +19,11 @@ from typing import Any, cast
 
 from headway.core.clock import stopwatch
 from headway.core.errors import EnvironmentFault, EnvironmentSetupError, HeadwayError
+from headway.environments.reasoning_gym.child import WALL
 
 START_S = 120.0  # for importing the library
-_GRACE_S = 1.0  # between our limit and the child's own
+_GRACE_S = 5.0  # between the child's own limit on the clock and ours
+_ALARMS = (-signal.SIGPROF, -signal.SIGALRM)
 NOT_INSTALLED = "The library reasoning-gym must be installed for environments reasoning-gym:NAME"
 INSTALL = "pip install 'headway[reasoning-gym]'"
 
@@ -57,8 +60,8 @@ class LibraryProcess:
     def ask(self, do: str, limit_s: float, **request: Any) -> dict[str, Any]:
         """Return the child's answer.
 
-        Raises ChildOverdueError past `limit_s` seconds, a start apart; ChildDiedError; LibraryRaisedError for
-        what the library raised.
+        Raises ChildOverdueError past `limit_s` seconds of its processor's time, a start apart;
+        ChildDiedError; LibraryRaisedError for what the library raised.
         """
         with self._lock:
             if not self._children:
@@ -96,13 +99,16 @@ class LibraryProcess:
     def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         stdin = self._children[0].stdin
         assert stdin is not None
-        line = json.dumps(request | {"limit_s": limit_s + _GRACE_S}).encode() + b"\n"
+        line = json.dumps(request | {"limit_s": limit_s}).encode() + b"\n"
         try:
             stdin.write(line)
             stdin.flush()
-            answer = self._line(limit_s)
+            answer = self._line(WALL * limit_s + _GRACE_S)
         except (BrokenPipeError, EOFError):
-            code = self._end()
+            code = self._end(leave=True)
+            if code in _ALARMS:
+                rule = f"reasoning-gym must answer within {limit_s:g} s of the processor's time"
+                raise ChildOverdueError(rule) from None
             raise ChildDiedError(f"the process of reasoning-gym ended meanwhile, {_in_words(code)}") from None
         except BaseException:  # overdue, or this process is interrupted: what comes would be another's answer
             self._end()
@@ -127,15 +133,18 @@ class LibraryProcess:
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
-    def _end(self) -> int:
-        return _end_all(self._children)
+    def _end(self, *, leave: bool = False) -> int:
+        return _end_all(self._children, leave=leave)
 
 
-def _end_all(children: list[subprocess.Popen[bytes]]) -> int:
-    """End what is left of the children; return the exit code of the last."""
+def _end_all(children: list[subprocess.Popen[bytes]], *, leave: bool = False) -> int:
+    """End what is left of the children, or let them die of what they die of; return the last exit code."""
     code = 0
     while children:
         child = children.pop()
+        if leave:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_GRACE_S)
         child.kill()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:

@@ -30,7 +30,10 @@ class ReasoningGymSettings:
     system: str = setting("", "System message; empty for the chat template's own.")
     num_eval: int = setting(64, "Held-out tasks at most; where there are few tasks, a quarter of them.", ge=1)
     verifier_timeout_s: float = setting(
-        10.0, "Seconds in which the library must make a task, or judge an answer.", gt=0, le=600
+        10.0,
+        "Seconds of the processor's time in which the library must make a task, or judge an answer.",
+        gt=0,
+        le=600,
     )
     verifiers: int = setting(1, "Processes of an environment worker that judge answers.", ge=1, le=64)
 

@@ -68,6 +68,7 @@ CHECKS = (
     Check("left over", sandboxes.left_over),
     Check("prompts", tasks.prompts, ("environment", "chat template")),
     Check("splits", tasks.splits, ("environment",)),
+    Check("duplicates", tasks.duplicates, ("environment",)),
     Check("rollout", rollout.rollouts, ("prompts", "sandbox")),
 )
 
