@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 BUILT_IN = {
     "arithmetic": "headway.environments.arithmetic:Arithmetic",
+    "bugfix": "headway.environments.bugfix.environment:Bugfix",
     "python-code": "headway.environments.python_code:PythonCode",
 }
 _PARTS = {

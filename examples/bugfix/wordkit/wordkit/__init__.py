@@ -1,0 +1,1 @@
+"""Words, numbers and intervals: small functions with tests."""
