@@ -52,7 +52,7 @@ def called(family, *, times=1, spaced=True):
 
 
 def said(renderer, *answers):
-    """Play a conversation: ask, then each answer with what follows it. Return ids, messages, and extensions."""
+    """Play a conversation: ask, each answer with what follows it. Return ids, messages, and extensions."""
     messages = [ASK]
     ids = renderer.first_prompt(messages, [ADD])
     extensions = []
@@ -183,4 +183,4 @@ def test_a_template_that_refuses_system_prompts_gets_the_tools_in_the_first_ques
     renderer = type(family_renderer(tmp_path / "other", "chatml"))(renderer_dir)
     text = renderer.decode(renderer.first_prompt([ASK], [ADD]), skip_special=False)
     assert text.startswith("<|im_start|>user\n# Tools\n")
-    assert text.endswith("</tool_response>.\n\n2+3?<|im_end|>\n<|im_start|>assistant\n")
+    assert text.endswith("</tool_call>\n\n2+3?<|im_end|>\n<|im_start|>assistant\n")

@@ -9,10 +9,12 @@ from headway.cli.lazy import LazyGroup
 COMMANDS = {
     "list": ("env_list", "List the environments."),
     "make": ("env_make", "Make the tasks of an environment."),
+    "new": ("env_new", "Write an environment to begin with."),
+    "check": ("env_check", "Check what Headway takes for granted of an environment."),
     "try": ("env_try", "Run one rollout and show it turn by turn."),
 }
 
 
 @click.command("env", cls=LazyGroup, lazy_commands=COMMANDS)
 def command() -> None:
-    """List environments and try them."""
+    """List, write, check and try environments."""

@@ -26,6 +26,8 @@ def command() -> int:
     with until_nobody_reads():
         for name, summary in names_and_summaries():
             click.echo(f"{name}: {summary}")
+            if summary.startswith("cannot be used"):
+                continue
             rows = [
                 (
                     key.name,

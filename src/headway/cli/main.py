@@ -46,7 +46,7 @@ COMMANDS = {
     "prune": ("prune", "Free disk space: remove what a run need not keep."),
     "model": ("model", "Fetch models."),
     "sandbox": ("sandbox", "List, end, check and measure sandboxes."),
-    "env": ("env", "List environments and try them."),
+    "env": ("env", "List, write, check and try environments."),
     "completion": ("completion", "Let the shell complete commands, keys and runs."),
 }
 

@@ -1,4 +1,6 @@
-"""Environments by name: built in, an import path `module:Class`, or a plain .py file.
+"""Environments by name: built in, of an installed package, an import path `module:Class`, or a .py file.
+
+A package offers environments by entry points of the group `headway.environments`, each with an import path.
 
 An environment class has the parts of the `Environment` protocol, a class attribute `settings_type` (a frozen
 dataclass, its arguments) and a constructor `(settings, seed)`; its docstring's first line is what
@@ -9,7 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from inspect import (
     get_annotations,
     getattr_static,
@@ -37,6 +41,7 @@ BUILT_IN = {
     "bugfix": "headway.environments.bugfix.environment:Bugfix",
     "python-code": "headway.environments.python_code:PythonCode",
 }
+GROUP = "headway.environments"
 _PARTS = {
     "settings_type": "settings_type = Settings, a frozen dataclass",
     "name": 'name = "mine"',
@@ -54,8 +59,25 @@ _PARTS = {
 
 
 def names_and_summaries() -> list[tuple[str, str]]:
-    """Return the built-in environments with one line each."""
-    return [(name, (_load(name).__doc__ or "").strip().partition("\n")[0]) for name in sorted(BUILT_IN)]
+    """Return the environments that have names of their own with one line each, built-in ones first.
+
+    One of an installed package that cannot be loaded has the reason for its line.
+    """
+    named: list[tuple[str, str]] = []
+    for name in [*sorted(BUILT_IN), *sorted(installed())]:
+        try:
+            named.append((name, (environment_class(name).__doc__ or "").strip().partition("\n")[0]))
+        except EnvironmentSetupError as error:
+            if name in BUILT_IN:
+                raise
+            named.append((name, f"cannot be used: {error.rule}"))
+    return named
+
+
+@functools.cache
+def installed() -> dict[str, str]:
+    """Return the environments of installed packages: import paths by name. Built-in names stay built in."""
+    return {point.name: point.value for point in entry_points(group=GROUP) if point.name not in BUILT_IN}
 
 
 def settings_type(name: str) -> type:
@@ -63,7 +85,7 @@ def settings_type(name: str) -> type:
 
     Raises EnvironmentSetupError when there is no such environment.
     """
-    return _load(name).settings_type
+    return environment_class(name).settings_type
 
 
 def class_needs_sandbox(name: str) -> bool:
@@ -71,7 +93,7 @@ def class_needs_sandbox(name: str) -> bool:
 
     Raises EnvironmentSetupError when there is no such environment.
     """
-    return bool(getattr(_load(name), "needs_sandbox", True))
+    return bool(getattr(environment_class(name), "needs_sandbox", True))
 
 
 def build(name: str, args: Mapping[str, Any] | None = None, seed: int = 0) -> Environment:
@@ -79,30 +101,42 @@ def build(name: str, args: Mapping[str, Any] | None = None, seed: int = 0) -> En
 
     Raises EnvironmentSetupError when it is unknown, incomplete, or its arguments do not hold.
     """
-    cls = _load(name)
-    settings, problems = read_arguments(name, cls.settings_type, args or {})
+    cls = environment_class(name)
+    environment = cls(read_settings(name, args or {}), seed)
+    _need(name, [part for part in _PARTS if not hasattr(environment, part)])
+    return environment
+
+
+def read_settings(name: str, args: Mapping[str, Any]) -> Any:
+    """Return the settings of an environment.
+
+    Raises EnvironmentSetupError when it is unknown or its arguments do not hold.
+    """
+    settings, problems = read_arguments(name, environment_class(name).settings_type, args)
     if problems:
         first = problems[0]
         more = f" ({len(problems) - 1} more problem{'s'[: len(problems) > 2]})" if len(problems) > 1 else ""
         raise EnvironmentSetupError(
             f"{first.rule}{more}", value=first.value, remedy=first.remedy, key=f"environment.args.{first.key}"
         )
-    environment = cls(settings, seed)
-    _need(name, [part for part in _PARTS if not hasattr(environment, part)])
-    return environment
+    return settings
 
 
-def _load(name: str) -> type[Any]:
-    """Return the environment class of a name."""
-    target = BUILT_IN.get(name, name)
+def environment_class(name: str) -> type[Any]:
+    """Return the environment class of a name.
+
+    Raises EnvironmentSetupError when there is none, or it lacks a part.
+    """
+    target = BUILT_IN.get(name) or installed().get(name, name)
     if not is_own(target):
-        near = difflib.get_close_matches(name, BUILT_IN, 1)
+        known = [*sorted(BUILT_IN), *sorted(installed())]
+        near = difflib.get_close_matches(name, known, 1)
         guess = f"Did you mean {near[0]}? " if near else ""
         raise EnvironmentSetupError(
             "no such environment",
             value=name,
             key="environment.name",
-            remedy=f"{guess}Built in are {', '.join(sorted(BUILT_IN))}; yours is module:Class or a .py file",
+            remedy=f"{guess}There are {', '.join(known)}; yours is module:Class or a .py file",
         )
     try:
         cls = _pick(*load_module(target), name)

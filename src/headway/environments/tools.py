@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, runti
 
 from headway.core.errors import ContextFullError, EnvironmentFault
 from headway.core.near import did_you_mean, nearest
+from headway.core.protocols import Reply
 from headway.core.records import Message, ToolSpec
 from headway.environments.tool_schema import ArgumentError, signature_of
 
 if TYPE_CHECKING:
-    from headway.core.protocols import Chat, Reply
+    from headway.core.protocols import Chat
     from headway.core.records import ToolCall
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -227,7 +228,7 @@ async def in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) 
         value, raised = None, None
         try:
             value = context.run(lambda: function(**arguments))
-        except BaseException as error:  # noqa: BLE001 - SystemExit too is the waiter's to see
+        except BaseException as error:  # SystemExit too is the waiter's to see
             raised = error
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, value, raised)

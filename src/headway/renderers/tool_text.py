@@ -32,16 +32,14 @@ _ASK = Message("user", ".")
 _SENTINEL = "\u2060HEADWAY-CALL\u2060"
 _INTRODUCTION = f"""# Tools
 
-You may call these functions. Each line between <tools> and </tools> describes one, its parameters as a JSON schema:
+Functions that you may call, with JSON schemas of their arguments:
 <tools>
 {{tools}}
 </tools>
-
-To call a function, answer with its name and its arguments as JSON, like this, once for each call:
+A call is JSON between tags, and its result comes in <tool_response> tags:
 {CALL}
-{{{{"name": "the function's name", "arguments": {{{{"a parameter's name": "its value"}}}}}}}}
-{CALL_END}
-What it returns comes between <tool_response> and </tool_response>."""  # noqa: E501 - as the policy reads it
+{{{{"name": "a function", "arguments": {{{{"a parameter": "its value"}}}}}}}}
+{CALL_END}"""
 
 
 def format_of(template: ChatTemplate) -> ToolFormat | None:

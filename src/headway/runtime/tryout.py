@@ -6,8 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from headway.core.events import Scored
+from headway.environments.contract import Judged, check_environment
 from headway.environments.faults import blamed
-from headway.environments.registry import build
+from headway.environments.registry import build, class_needs_sandbox
 from headway.environments.trial import Trial
 from headway.environments.trial import try_once as run_trial
 from headway.gateway.server import Gateway
@@ -34,6 +35,20 @@ def try_once(config: Config, *, split: str, index: int, level: int | None, tempe
     trial = asyncio.run(_run(config, model_dir, split, index, level, temperature))
     _show(trial)
     return 0 if isinstance(trial.score, Scored) else 1
+
+
+def check_contract(config: Config) -> list[Judged]:
+    """Return what an environment keeps of its contract, without a model."""
+    return asyncio.run(_check_contract(config))
+
+
+async def _check_contract(config: Config) -> list[Judged]:
+    name, args = config.environment.name, config.environment.args
+    if not class_needs_sandbox(name):
+        return await check_environment(name, args, config.run.seed)
+    provider = make_pool(config.sandbox, own_label("check"))
+    await provider.preflight()
+    return await check_environment(name, args, config.run.seed, provider)
 
 
 async def _run(

@@ -133,7 +133,7 @@ class Bugfix:
     def prompt(self, task: Task) -> Sequence[Message]:
         """Return the one message of a task."""
         row, settings = self._row(task), self._settings
-        said = row.hints_text[: settings.said_chars]
+        said = _last(row.hints_text, settings.said_chars)
         if task.level < 3:
             data, function = self._shown(row)
             if task.level == 1:
@@ -241,6 +241,12 @@ def judged(row: Row, run: TestRun, how: Literal["all", "fraction"]) -> Reward:
         still = run.failed(row.fail_to_pass)
         reason = f"{len(still)} of {len(row.fail_to_pass)} failing tests still fail, such as {still[0]}"
     return Reward(score, (reason,), {"solved": float(solved), "mended": mended, "broken": share_broken})
+
+
+def _last(hint: str, max_chars: int) -> str:
+    """Return a failing test's name and the end of what it says."""
+    name, _, said = hint.partition("\n")
+    return hint if len(hint) <= max_chars else f"{name}\n...{said[len(name) - max_chars :]}"
 
 
 def _layout(row: Row) -> Layout:
