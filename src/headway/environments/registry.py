@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 
 BUILT_IN = {
     "arithmetic": "headway.environments.arithmetic:Arithmetic",
-    "harness": "headway.environments.harness.environment:Harness",
+    "bugfix": "headway.environments.bugfix.environment:Bugfix",
     "dataset": "headway.environments.dataset.environment:Dataset",
+    "harness": "headway.environments.harness.environment:Harness",
     "python-code": "headway.environments.python_code:PythonCode",
 }
 FAMILIES = {"reasoning-gym": "headway.environments.reasoning_gym.environment"}

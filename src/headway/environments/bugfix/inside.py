@@ -144,7 +144,7 @@ def with_unittest(job, report):
             report.ended(name(test), "passed")
 
         def addFailure(self, test, err):
-            report.ended(name(test), "failed", "".join(traceback.format_exception(*err)))
+            report.ended(name(test), "failed", self._exc_info_to_string(err, test))
 
         addError = addFailure
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from headway.environments.bugfix.operators import Source, changes
+from headway.environments.bugfix.operators import FunctionNode, Source, changes
 
 
 @dataclass(frozen=True, slots=True)

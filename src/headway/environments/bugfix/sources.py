@@ -24,6 +24,9 @@ _MAX_FILES = 900
 _LEFT_OUT = {"docs", "doc", "benchmark", "benchmarks", "changelog.d", ".github", ".git", "examples"}
 _NAME = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*?)(==(?P<version>[A-Za-z0-9.!+_-]+))?$")
 
+_SAYS_VERSION = ("pyproject.toml", "__init__.py")
+_VERSION = re.compile(r'^(?:__version__|version)\s*=\s*"([^"]+)"', re.MULTILINE)
+
 Tree = dict[str, bytes]  # path below the package's folder, with /, -> content
 
 
@@ -182,10 +185,10 @@ def load(place: str, folder: Path) -> Tree:
 
 def _local(folder: Path, out: Path) -> Package:
     tree = read_tree(folder)
-    text = tree.get("pyproject.toml", b"").decode(errors="replace")
-    version = re.search(r'^version\s*=\s*"([^"]+)"', text, re.MULTILINE)
+    texts = [tree[path].decode(errors="replace") for path in sorted(tree) if path.endswith(_SAYS_VERSION)]
+    found = [match[1] for text in texts if (match := _VERSION.search(text))]
     place = Path(os.path.relpath(folder.resolve(), out.resolve())).as_posix()
-    return Package(folder.resolve().name, version[1] if version else "0", digest_of(folder), place, tree)
+    return Package(folder.resolve().name, found[0] if found else "0", digest_of(folder), place, tree)
 
 
 def _fetched(wanted: str, out: Path) -> Package:
