@@ -103,6 +103,8 @@ class Signal:
     rewards: tuple[tuple[str, float], ...]  # (rollout, reward), in rollout order
     num_tokens: tuple[int, ...] = ()  # that each rollout sampled, in the same order
     turn_rewards: tuple[tuple[float, ...], ...] = ()  # rewards of each rollout's turns, in the same order
+    payloads: tuple[str, ...] = ()  # likewise, where rewards are made of the whole group (reward.group)
+    task_id: str = ""  # with them
 
 
 class Row(NamedTuple):

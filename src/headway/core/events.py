@@ -293,6 +293,7 @@ class GroupSignal:
     turns: tuple[
         tuple[float, ...], ...
     ] = ()  # advantages of each rollout's turns, in the same order, or empty
+    rewards: tuple[float, ...] = ()  # that reward.group made, in the same order; empty for the scores' own
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,10 @@ def load_module(name: str) -> tuple[ModuleType, str]:
         raise HookError(f"the module {module} {_raised(error)}", value=name, remedy=remedy) from error
 
 
-def load_function(name: str, parameters: Sequence[str]) -> Any:
+def load_function(name: str, parameters: Sequence[str], *, may_await: bool = False) -> Any:
     """Return the function that a name means; it takes `parameters` by position.
+
+    It may be async where `may_await` says so.
 
     Raises HookError when it cannot be loaded, or cannot be called so.
     """
@@ -76,7 +78,7 @@ def load_function(name: str, parameters: Sequence[str]) -> Any:
         rule = f"{where} must have a function {attribute!r}" if attribute else "must name a function"
         raise HookError(rule, value=name, remedy="Write module:function or file.py:function")
     form = f"{attribute}({', '.join(parameters)})"
-    if iscoroutinefunction(function):
+    if iscoroutinefunction(function) and not may_await:
         raise HookError(
             f"must not be async: it is called as {form}",
             value=name,

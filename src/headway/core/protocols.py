@@ -439,6 +439,9 @@ class Outcome:
     """What a rollout left for its verifier: JSON values only, for scoring may happen elsewhere and later."""
 
     data: dict[str, Any]
+    transcript: list[dict[str, Any]] = field(
+        default_factory=list[dict[str, Any]]
+    )  # as `score` gets it: all messages in order, role and content, and finish and num_tokens of answers
 
 
 class Environment(Protocol):
