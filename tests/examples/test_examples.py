@@ -14,10 +14,11 @@ pytestmark = [pytest.mark.examples, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 AFTER_ANOTHER = {"prune.toml"}  # needs what a run of its neighbour leaves
+WITH_A_JUDGE = sorted(path.name for path in (ROOT / "examples" / "judge").glob("*.toml"))  # needs its server
 CONFIGS = sorted(
     path.relative_to(ROOT / "examples")
     for path in (ROOT / "examples").rglob("*.toml")
-    if path.name not in AFTER_ANOTHER and path.parent.name != "cases"
+    if path.name not in {*AFTER_ANOTHER, *WITH_A_JUDGE} and path.parent.name != "cases"
 )
 SPECS = sorted((ROOT / "examples" / "cases").glob("*.toml"))
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -49,6 +50,31 @@ def test_a_value_learned_from_one_run_prunes_another(tmp_path):
     ran(sys.executable, "value.py", "runs/first", cwd=folder)
     ran("headway", "train", "prune.toml", "--smoke", "run.name=second", cwd=folder)
     assert verify(folder / "runs" / "second").ok
+
+
+@pytest.mark.parametrize("config", WITH_A_JUDGE)
+def test_two_steps_with_a_judge(config, tmp_path):
+    folder = ROOT / "examples" / "judge"
+    server = subprocess.Popen(
+        [sys.executable, str(folder / "server.py"), "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        url = server.stdout.readline().strip()
+        ran(
+            "headway",
+            "train",
+            str(folder / config),
+            "--smoke",
+            f"run.dir={tmp_path}",
+            f"judge.url={url}",
+            cwd=ROOT,
+        )
+    finally:
+        server.kill()
+        server.wait()
+    (run,) = tmp_path.iterdir()
+    assert verify(run).ok
+    assert list((run / "judge_cache").rglob("*.json"))
 
 
 def test_the_tour_of_all_commands(tmp_path):

@@ -47,3 +47,17 @@ def test_the_folder_of_sandboxes_is_relative_to_the_file_that_names_it(tmp_path,
     assert load_config(file).sandbox.directory == str(tmp_path / "below" / "boxes")
     assert load_config(file, ["sandbox.directory=mine"]).sandbox.directory == str(tmp_path / "mine")
     assert load_config(None, (*BASE, "sandbox.directory=mine")).sandbox.directory == str(tmp_path / "mine")
+
+
+def test_a_judge_may_not_outlast_the_score():
+    judge = ("judge.url=http://127.0.0.1:8000/v1", "judge.model=m")
+    assert doubts(*judge) == {}
+    clash = doubts(*judge, "judge.request_timeout_s=30")["reward.timeout_s"]
+    assert "a score is given up after 30 s, and one request may take 30 s" in clash.rule
+    assert clash.remedy == "Use 60, or a smaller judge.request_timeout_s"
+
+
+def test_the_folder_of_a_judges_cache_is_relative_to_the_file_that_names_it(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('model.path = "tiny"\nenvironment.name = "arithmetic"\njudge.cache_dir = "kept"\n')
+    assert load_config(file).judge.cache_dir == str(tmp_path / "kept")

@@ -13,6 +13,8 @@ BASE = ("model.path=tiny", "environment.name=arithmetic")
 FILES = sorted((Path(__file__).parents[2] / "examples").rglob("*.toml"))
 EXAMPLES = [path for path in FILES if path.stem != "sft" and path.parent.name != "cases"]  # for train
 
+JUDGE = ("judge.url=http://127.0.0.1:8000/v1", "judge.model=m")
+
 ROWS = [
     (
         "generator.kv_on_update=keep",
@@ -26,6 +28,19 @@ ROWS = [
         'generator.numerics is "exact"',
         ["generator.numerics=fast"],
     ),
+    ("reward.group_timeout_s=9", (), 'reward.group is ""', ["reward.group=shorter"]),
+    ("judge.weight=0.5", (), 'judge.url is ""', JUDGE),
+    ("judge.pair_prompt='{first}{second}'", JUDGE, 'reward.group is ""', ["reward.group=pairwise"]),
+    ("judge.per_turn=true", (*JUDGE, "judge.each=false"), "judge.each is false", ["judge.each=true"]),
+    ("judge.pattern=(.)", JUDGE, 'judge.form is "json"', ["judge.form=pattern"]),
+    (
+        "judge.response_format=none",
+        (*JUDGE, "judge.form=pattern"),
+        'judge.form is "pattern"',
+        ["judge.form=json"],
+    ),
+    ("judge.cache_dir=/x", (*JUDGE, "judge.cache=false"), "judge.cache is false", ["judge.cache=true"]),
+    ("shaping.free_tokens=9", (), "shaping.token_penalty is 0.0", ["shaping.token_penalty=0.1"]),
     ("queue.max_updating_replicas=1", (), "generator.replicas is 1", ["generator.replicas=2"]),
     (
         "oversampling.when_met=finish",

@@ -223,7 +223,7 @@ def test_rewards_of_turns_are_needed_and_no_built_in_environment_gives_them(tmp_
     process = "algorithm.advantage=process"
     assert problems(*BASE, process) == [
         'algorithm.advantage: cannot be "process" with the environment arithmetic, whose rewards say nothing '
-        "of turns (got 'process'). Use \"grpo\", or an environment of your own"
+        "of turns (got 'process'). Use \"grpo\", judge.per_turn = true, or an environment of your own"
     ]
     own = ("model.path=tiny", f"environment.name={ROOT / 'examples' / 'own_environment' / 'reverse.py'}")
     assert load_config(None, (*own, process)).algorithm.advantage == "process"
@@ -270,3 +270,36 @@ def test_numbers_of_rollouts_that_no_memory_holds():
         "queue.group_size: must be at least 1 and at most 10000 (got 20000)",
         "eval.rollouts_per_task: must be at least 1 and at most 10000 (got 1000000000)",
     ]
+
+
+JUDGE = ("judge.url=http://127.0.0.1:8000/v1", "judge.model=m")
+
+
+def test_rewards_of_groups_need_their_parts():
+    (text,) = problems(*BASE, "reward.group=pairwise")
+    assert text.startswith('judge.url: needs a judge when reward.group is "pairwise"')
+    (text,) = problems(
+        *BASE, *JUDGE, "judge.per_turn=true", "algorithm.advantage=process", "reward.group=shorter"
+    )
+    assert text.startswith('reward.group: must be empty when algorithm.advantage is "process"')
+
+
+def test_a_judge_may_give_the_rewards_of_turns():
+    load_config(None, (*BASE, *JUDGE, "judge.per_turn=true", "algorithm.advantage=process"))
+    (text,) = problems(*BASE, *JUDGE, "algorithm.advantage=process")
+    assert "judge.per_turn = true" in text
+
+
+@pytest.mark.parametrize(
+    "given", [("format_penalty=1", "shaping.format=x"), ("truncated_penalty=1",), ("token_penalty=1",)]
+)
+def test_a_penalty_with_maxrl(given):
+    (text,) = problems(*BASE, f"shaping.{given[0]}", *given[1:], "algorithm.advantage=maxrl")
+    assert text.startswith(f"shaping.{given[0].partition('=')[0]}: must be 0 when algorithm.advantage is")
+
+
+def test_a_group_function_of_ones_own_is_found_beside_the_config(tmp_path):
+    (tmp_path / "run.toml").write_text(
+        'model.path = "tiny"\nenvironment.name = "arithmetic"\nreward.group = "mine.py:ranked"\n'
+    )
+    assert load_config(tmp_path / "run.toml").reward.group == f"{tmp_path / 'mine.py'}:ranked"

@@ -27,7 +27,7 @@ from headway.queue.settings import (
 )
 from headway.queue.staleness import StalenessSettings
 from headway.queue.watch import GuardSettings
-from headway.rewards.settings import RewardSettings
+from headway.rewards.settings import JudgeSettings, RewardSettings, ShapingSettings
 from headway.sandbox.settings import SandboxSettings
 from headway.telemetry.settings import TelemetrySettings
 from headway.trainer.settings import TrainerSettings
@@ -42,6 +42,8 @@ class Config:
     environment: EnvironmentSettings
     source: dict[str, SourceSettings]  # any number of sections [source.NAME]
     reward: RewardSettings
+    judge: JudgeSettings
+    shaping: ShapingSettings
     sandbox: SandboxSettings
     generator: GeneratorSettings
     queue: QueueSettings

@@ -123,6 +123,17 @@ def a_command_may_run_as_long_as_it_is_waited_for(config: Config) -> Iterator[Cl
         yield Clash(("deadlines.sandbox_s", "sandbox.start_timeout_s"), rule, remedy)
 
 
+def a_judge_may_take_as_long_as_it_is_waited_for(config: Config) -> Iterator[Clash]:
+    """A request that outlasts the whole score is never given up by itself, and never tried again."""
+    judge, limit_s = config.judge, config.reward.timeout_s
+    if judge.is_on and judge.each and judge.request_timeout_s >= limit_s:
+        rule = (
+            f"a score is given up after {limit_s:g} s, and one request may take {judge.request_timeout_s:g} s"
+        )
+        remedy = f"Use {2 * judge.request_timeout_s:g}, or a smaller judge.request_timeout_s"
+        yield Clash(("reward.timeout_s", "judge.request_timeout_s"), rule, remedy)
+
+
 DOUBTS: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     the_learning_rate_lasts,
     all_weights_learn_slower_than_lora,
@@ -131,4 +142,5 @@ DOUBTS: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     a_group_runs_together,
     control_has_something_to_turn,
     a_command_may_run_as_long_as_it_is_waited_for,
+    a_judge_may_take_as_long_as_it_is_waited_for,
 )

@@ -98,6 +98,24 @@ TABLE = (
         lambda c: c.generator.numerics == "fast",
         ("generator.numerics",),
     ),
+    Idle("reward.group_timeout_s", lambda c: bool(c.reward.group), ("reward.group",)),
+    Idle(
+        "judge.model key_env each weight system prompt pair_prompt low high form pattern response_format "
+        "per_turn temperature max_tokens extra request_timeout_s max_tries backoff_s max_retry_after_s "
+        "max_concurrent requests_per_min cache cache_dir",
+        lambda c: c.judge.is_on,
+        ("judge.url",),
+    ),
+    Idle("judge.pair_prompt", lambda c: c.reward.group == "pairwise", ("reward.group",)),
+    Idle("judge.prompt per_turn", lambda c: c.judge.each, ("judge.each",)),
+    Idle("judge.pattern", lambda c: c.judge.form == "pattern", ("judge.form",)),
+    Idle("judge.response_format", lambda c: c.judge.form == "json", ("judge.form",)),
+    Idle("judge.cache_dir", lambda c: c.judge.cache, ("judge.cache",)),
+    Idle(
+        "shaping.free_tokens max_token_penalty",
+        lambda c: c.shaping.token_penalty > 0,
+        ("shaping.token_penalty",),
+    ),
     Idle("queue.max_updating_replicas", lambda c: c.generator.replicas > 1, ("generator.replicas",)),
     Idle(
         "oversampling.when_met",

@@ -29,6 +29,7 @@ HOOKS = (
     ("algorithm", "loss"),
     ("acceptance", "verdict"),
     ("pruning", "value_hook"),
+    ("reward", "group"),
 )
 """Keys that may name a file of the user's own code."""
 
@@ -56,7 +57,8 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     _set_aside(source, PLAN_SECTIONS, "headway plan")
     folder = Path() if path is None else path.parent
     fix_hooks(source, folder)
-    _fix_folder(source, folder)
+    _fix_folder(source, folder, "sandbox", "directory")
+    _fix_folder(source, folder, "judge", "cache_dir")
     config = validate(Config, source, examples=EXAMPLES, rules=RULES)
     return with_all_arguments(config)
 
@@ -137,16 +139,14 @@ def fix_hooks(source: Source, folder: Path) -> None:
         _fix_hook(source, table, f"source.{name}", "environment", folder)
 
 
-def _fix_folder(source: Source, folder: Path) -> None:
-    """Make the path of the sandboxes' folder absolute: whoever ends what is left over runs elsewhere."""
-    table: object = source.values.get("sandbox")
+def _fix_folder(source: Source, folder: Path, section: str, name: str) -> None:
+    """Make the path of a folder absolute: whoever uses it, or ends what is left there, runs elsewhere."""
+    table: object = source.values.get(section)
     if isinstance(table, dict):
         values = cast("dict[str, Any]", table)
-        if isinstance(value := values.get("directory"), str) and value:
-            is_override = source.where("sandbox.directory") == COMMAND_LINE
-            values["directory"] = str(
-                (Path() if is_override else folder).absolute() / Path(value).expanduser()
-            )
+        if isinstance(value := values.get(name), str) and value:
+            is_override = source.where(f"{section}.{name}") == COMMAND_LINE
+            values[name] = str((Path() if is_override else folder).absolute() / Path(value).expanduser())
 
 
 def _fix_hook(source: Source, table: object, section: str, name: str, folder: Path) -> None:

@@ -95,14 +95,37 @@ def levels_are_listed_once(config: Config) -> Iterator[Clash]:
 
 def rewards_of_turns_exist(config: Config) -> Iterator[Clash]:
     """The built-in environments score a rollout as a whole; of one's own it shows at the first group."""
-    if config.algorithm.advantage != "process":
+    judged = config.judge.is_on and config.judge.each and config.judge.per_turn
+    if config.algorithm.advantage != "process" or judged:
         return
     asked = {f"source.{name}.environment": source for name, source in config.source.items() if source.weight}
     names = {key: source.environment or config.environment.name for key, source in asked.items()}
     for key, name in (names or {"environment.name": config.environment.name}).items():
         if name in BUILT_IN:
             rule = f'cannot be "process" with the environment {name}, whose rewards say nothing of turns'
-            yield Clash(("algorithm.advantage", key), rule, 'Use "grpo", or an environment of your own')
+            remedy = 'Use "grpo", judge.per_turn = true, or an environment of your own'
+            yield Clash(("algorithm.advantage", key), rule, remedy)
+            return
+
+
+def rewards_of_groups_are_read(config: Config) -> Iterator[Clash]:
+    """What makes rewards of a whole group needs its parts, and an advantage that looks at them."""
+    if config.reward.group == "pairwise" and not config.judge.is_on:
+        rule = 'needs a judge when reward.group is "pairwise"'
+        yield Clash(("judge.url", "reward.group"), rule, "As in http://127.0.0.1:8000/v1")
+    if config.reward.group and config.algorithm.advantage == "process":
+        rule = 'must be empty when algorithm.advantage is "process", which reads the rewards of turns alone'
+        yield Clash(("reward.group", "algorithm.advantage"), rule, 'Use "grpo"')
+
+
+def maxrl_needs_rewards_above_0(config: Config) -> Iterator[Clash]:
+    """It divides by their mean."""
+    if config.algorithm.advantage != "maxrl":
+        return
+    for name in ("format_penalty", "truncated_penalty", "token_penalty"):
+        if getattr(config.shaping, name) > 0:
+            rule = 'must be 0 when algorithm.advantage is "maxrl", which divides by the mean of the rewards'
+            yield Clash((f"shaping.{name}", "algorithm.advantage"), rule, "Use shaping.format_bonus")
             return
 
 
@@ -183,6 +206,8 @@ RULES: tuple[Callable[[Config], Iterator[Clash]], ...] = (
     environment_takes_its_arguments,
     environment_has_the_levels,
     rewards_of_turns_exist,
+    rewards_of_groups_are_read,
+    maxrl_needs_rewards_above_0,
     training_explores,
     group_estimator_needs_a_group,
     batch_estimator_keeps_every_group,

@@ -4,7 +4,7 @@ Consumes StartRollout, Cancel, Park, Resume, GrantSandbox, ReleaseSandbox and Sc
 each by an event through `emit`, but for a Park or Resume that comes too late. `run` owns one TaskGroup and
 waits until `close`. A rollout waits for its engine, its sandbox, and its Resume while it is parked; each of
 those waits ends by an answer or by Cancel, which the scheduler sends at its own deadline. A score waits at
-most `timeout_s`, grants for its sandbox apart.
+most `timeout_s`, grants for its sandbox and the rate limit of a judge apart.
 
 Invariants: the payload is on disk before RolloutEnded; an attempt ends by exactly one RolloutEnded or
 RolloutFailed of its own; an attempt that fails gives its sandbox back before it says so; a coroutine that
@@ -35,13 +35,17 @@ from headway.environments.steps import finish_rollout, score_failed, scored
 from headway.environments.supervised import AbandonedError, OverdueError, supervise
 from headway.environments.tasks import source_of
 from headway.environments.watch import ValueHook, Watch
+from headway.rewards.case import Case
 from headway.rewards.check import checked
+from headway.rewards.faults import JudgeError
+from headway.rewards.waiting import Waiting
 
 if TYPE_CHECKING:
     from headway.core.commands import Cancel, GrantSandbox, Park, ReleaseSandbox, Resume, Score, StartRollout
-    from headway.core.records import Task
+    from headway.core.records import Reward, Task
     from headway.environments.generation import GenerationLimits
     from headway.renderers.chat import Renderer
+    from headway.rewards.stage import RewardStage
 
 T = TypeVar("T")
 
@@ -52,6 +56,7 @@ class HostSettings:
 
     score_timeout_s: float = 30.0
     cancel_grace_s: float = 2.0
+    score_max_wait_s: float = 120.0  # of a score for the rate limit of a judge, beside its timeout
     watch_tokens: int = 0  # tokens of a rollout that VerdictGiven tells of, 0 for off
     watch_repetition: float = 0.0  # share of repeated 4-grams likewise, 0 for off
     repetition_window: int = 64  # newest tokens of an answer that the share is of
@@ -86,6 +91,7 @@ class RolloutHost:
         run_id: str,
         settings: HostSettings | None = None,
         sources: Mapping[str, Environment] | None = None,
+        stage: RewardStage | None = None,
     ) -> None:
         self._environments = {"": environment, **(sources or {})}  # by source, as task ids name it
         self._engines = engines
@@ -97,6 +103,7 @@ class RolloutHost:
         self._limits = limits
         self._run_id = run_id
         self._settings = settings or HostSettings()
+        self._stage = stage  # what the config adds to the environment's score
         hook = self._settings.value_hook
         self._value_hook: ValueHook | None = load_function(hook, ["record"]) if hook else None
         self._attempts: dict[tuple[str, int], _Attempt] = {}
@@ -278,17 +285,34 @@ class RolloutHost:
             self._tell(command, attempt, answer)
 
     async def _scored(self, command: Score, task: Task, lease: SandboxLease) -> Scored:
-        began = stopwatch()
-        timeout_s = self._settings.score_timeout_s
+        began, waiting = stopwatch(), Waiting()
+        timeout_s, max_wait_s = self._settings.score_timeout_s, self._settings.score_max_wait_s
         payload = read_payload(self._payload_dir, command.payload)
         num_turns = sum(len(sample.turns) for sample in payload.samples)
-        work = self._environment(command).score(task, Outcome(payload.outcome), lease)
+        case = Case(task, Outcome(payload.outcome, payload.transcript), lease)
+        work = self._rewarded(self._environment(command), case, waiting)
+
+        def allowed_s() -> float:
+            return timeout_s + lease.outside_s + min(waiting.outside_s, max_wait_s)
+
         try:
-            reward = checked(await self._supervise(work, lambda: timeout_s + lease.outside_s), num_turns)
+            reward = checked(await self._supervise(work, allowed_s), num_turns)
         except OverdueError:
-            raise OverdueError("a rollout must be scored within reward.timeout_s", value=timeout_s) from None
+            rule = "a rollout must be scored within reward.timeout_s"
+            if waiting.busy_with:
+                raise JudgeError(f"{rule}; it waited for {waiting.busy_with}", value=timeout_s) from None
+            if waiting.outside_s > max_wait_s:
+                rule = "a rollout may wait for a judge's rate limit for reward.max_wait_s"
+                raise JudgeError(rule, value=max_wait_s) from None
+            raise OverdueError(rule, value=timeout_s) from None
         lease.must_be_intact()
-        return scored(command, reward, stopwatch() - began - lease.waited_s, lease.start_s)
+        spent_s = stopwatch() - began - lease.waited_s - waiting.outside_s
+        return scored(command, reward, max(0.0, spent_s), lease.start_s)
+
+    async def _rewarded(self, environment: Environment, case: Case, waiting: Waiting) -> Reward:
+        with waiting.here():
+            reward = await environment.score(case.task, case.outcome, case.sandbox)
+            return reward if self._stage is None else await self._stage.complete(case, checked(reward))
 
     async def _supervise(
         self, work: Coroutine[Any, Any, T], allowed_s: Callable[[], float] | None = None

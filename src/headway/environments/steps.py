@@ -13,6 +13,7 @@ from headway.core.protocols import Outcome
 from headway.environments.faults import PayloadError, describe_exception
 from headway.environments.supervised import OverdueError
 from headway.rewards.check import MalformedRewardFault
+from headway.rewards.faults import JudgeError, RewardRaisedFault, RewardTimeoutFault
 
 if TYPE_CHECKING:
     from headway.core.commands import Score, StartRollout
@@ -77,12 +78,14 @@ def scored(command: Score, reward: Reward, duration_s: float, sandbox_start_s: f
 
 
 def score_failed(command: Score, error: Exception) -> ScoreFailed:
-    """Return the event of a failed scoring; cause timeout, sandbox, not_finite, malformed or exception."""
+    """Return the event of a failed score; cause timeout, sandbox, judge, not_finite, malformed, exception."""
     cause = "exception"
-    if isinstance(error, OverdueError):
+    if isinstance(error, (OverdueError, RewardTimeoutFault)):
         cause = "timeout"
     elif isinstance(error, SandboxError):
         cause = "sandbox"
-    elif isinstance(error, RewardFault):
+    elif isinstance(error, JudgeError):
+        cause = "judge"
+    elif isinstance(error, RewardFault) and not isinstance(error, RewardRaisedFault):
         cause = "malformed" if isinstance(error, MalformedRewardFault) else "not_finite"
     return ScoreFailed(command.rollout, command.attempt, command.tries, cause, describe_exception(error))

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from headway.core.protocols import Engine, Environment, SandboxProvider
     from headway.environments.generation import GenerationLimits
     from headway.renderers.chat import Renderer
+    from headway.rewards.stage import RewardStage
 
 _ROLLOUT, _ATTEMPT, _REPLICA = "try", 0, "engine"
 _AGAIN_S = 1.0  # after a refusal of the sandboxes' provider
@@ -77,6 +78,7 @@ async def try_once(
     seed: int = 0,
     timeout_s: float = 300.0,
     run_id: str = "try",
+    stage: RewardStage | None = None,
 ) -> Trial:
     """Run one rollout and score it. `run_id` labels its sandboxes; no other live process may use it.
 
@@ -100,6 +102,7 @@ async def try_once(
             limits,
             run_id,
             settings,
+            stage=stage,
         )
         purpose = "eval" if split == "eval" else "train"
         command = StartRollout(

@@ -104,8 +104,13 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
     ctx.move(group, "signalling")
     rewards = tuple((r.id, r.reward) for r in scored)
     turns = tuple(r.turn_rewards for r in scored)
-    ctx.ask(Signal(group.id, rewards, tuple(r.num_tokens for r in scored), turns if any(turns) else ()))
-    ctx.expect(f"signal:{group.id}", ctx.settings.deadlines.signal_s)
+    lengths, turns = tuple(r.num_tokens for r in scored), turns if any(turns) else ()
+    if ctx.settings.group_reward_s:
+        payloads = tuple(r.payload for r in scored)
+        ctx.ask(Signal(group.id, rewards, lengths, turns, payloads, group.task_id))
+    else:
+        ctx.ask(Signal(group.id, rewards, lengths, turns))
+    ctx.expect(f"signal:{group.id}", ctx.settings.deadlines.signal_s + ctx.settings.group_reward_s)
 
 
 def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:

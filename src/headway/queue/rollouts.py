@@ -104,7 +104,7 @@ def score(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
     rollout.score_tries += 1
     ctx.ask(Score(rollout.id, rollout.attempt, rollout.score_tries, group.task_id, rollout.payload))
     slack = 2 * ctx.settings.deadlines.sandbox_s  # queueing for and starting a verifier's sandbox
-    ctx.expect(f"score:{rollout.id}", ctx.settings.score_timeout_s + slack)
+    ctx.expect(f"score:{rollout.id}", ctx.settings.score_timeout_s + ctx.settings.score_wait_s + slack)
 
 
 def failed(ctx: Context, group: GroupState, rollout: RolloutState, event: RolloutFailed) -> None:
@@ -196,7 +196,7 @@ def score_failed(ctx: Context, group: GroupState, rollout: RolloutState, event: 
     ctx.met(f"score:{rollout.id}")
     sandboxes.release_all(ctx, rollout)
     retry = rollout.score_tries < ctx.settings.max_score_tries and not rollout.pending
-    owner = "infrastructure" if event.cause == "sandbox" else "reward"
+    owner = "infrastructure" if event.cause in ("sandbox", "judge") else "reward"
     ctx.note(AttemptFailed(rollout.id, rollout.attempt, owner, event.cause, event.message, retry))
     if retry:
         score(ctx, group, rollout)

@@ -311,7 +311,9 @@ class SchedulerSettings:
     kv: Literal["keep", "recompute"] = "recompute"  # what replicas do with KV at an update
     rollout_timeout_s: float = 300.0  # without any event; four times this in all
     score_timeout_s: float = 30.0  # of one try
+    score_wait_s: float = 0.0  # that it may take beside that, for the rate limit of a judge
     max_score_tries: int = 2
+    group_reward_s: float = 0.0  # for the function that makes rewards of a whole group; 0 for none
     max_sandboxes: int = 16  # live at once, those included that environment workers keep ready
     ready_sandboxes: int = 0  # of these, left to what several workers keep ready, which none other gets
     verify_sandboxes: int = 2  # of these, kept free for verifiers

@@ -36,6 +36,7 @@ from headway.queue.settings import ready_places
 from headway.renderers.chat import Renderer
 from headway.runtime.engine_client import RemoteEngine
 from headway.runtime.job import Job, payload_dir
+from headway.runtime.rewards import reward_stage
 from headway.runtime.tasks import make, offer
 from headway.sandbox.pools import kept_ready, make_pool, share, sweep_left_overs
 
@@ -55,6 +56,7 @@ async def serve(job: Job, link: Link) -> None:
     config = job.config
     with blamed("being built"):
         environments = build_all(config)
+    stage = reward_stage(config, job.run_dir)
     renderer = Renderer(job.model_dir)
     check_levels(environments, config)
     for environment in environments.values():
@@ -83,6 +85,7 @@ async def serve(job: Job, link: Link) -> None:
         run_id=job.run_id,
         settings=host_settings(config),
         sources={name: environment for name, environment in environments.items() if name},
+        stage=stage,
     )
     link.send("event", WorkerJoined("environment", job.name))
     if unswept:
@@ -105,6 +108,8 @@ async def serve(job: Job, link: Link) -> None:
         syncing.cancel()
         for reader in readers:
             reader.cancel()
+        if stage is not None:
+            await stage.close()
     payloads.close()
 
 
@@ -226,6 +231,7 @@ def host_settings(config: Config) -> HostSettings:
     return HostSettings(
         config.reward.timeout_s,
         config.environment.cancel_grace_s,
+        score_max_wait_s=config.reward.max_wait_s,
         watch_tokens=watched(pruning.max_tokens),
         watch_repetition=pruning.max_repetition or 0.0,
         repetition_window=pruning.repetition_window,

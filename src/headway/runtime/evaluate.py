@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.core.errors import UserError
+from headway.rewards.settings import ShapingSettings
 from headway.runtime import directory
 from headway.runtime.export import base_directory, exported, write_checked
 from headway.runtime.life import EXIT_OK
@@ -56,7 +57,7 @@ def evaluate(
     """
     subject = subject_of(asked)
     other = None if against is None else _comparable(read_run(against), subject, against)
-    config = subject.config
+    config = replace(subject.config, shaping=ShapingSettings())  # of training, whatever the split
     model_dir, text, fill = _model(subject, asked.step)
     parent = Path(config.run.dir)
     name = subject.name if config.run.name else directory.free_name(parent, subject.name)

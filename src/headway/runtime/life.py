@@ -35,10 +35,11 @@ from headway.runtime import directory, reserve, retention, snapshots
 from headway.runtime.control import STOP, Control, control_address
 from headway.runtime.crew import Crew, Death, Worker
 from headway.runtime.housekeeper import Housekeeper, Tidy
-from headway.runtime.job import Job, Role, checkpoint_dir, weights_dir
+from headway.runtime.job import Job, Role, checkpoint_dir, payload_dir, weights_dir
 from headway.runtime.kept import best_checkpoint
 from headway.runtime.live import LiveDriver, Share, Threads
 from headway.runtime.model import say_aside
+from headway.runtime.rewards import group_reward
 from headway.runtime.view import View
 from headway.runtime.wire import address
 from headway.sandbox.pools import sweep_left_overs
@@ -49,6 +50,7 @@ from headway.telemetry.metrics import RunMetrics
 
 if TYPE_CHECKING:
     from headway.core.commands import Finish, RestartWorker
+    from headway.rewards.group import GroupReward
 
 SHARED_MEMORY = Path("/dev/shm")
 _MAX_READ_AGAIN = 32 << 20  # bytes of a journal that is read once more at the end: some seconds
@@ -264,6 +266,7 @@ class _Life:
             next_seq=prepared.next_seq,
             advantages=signal_function(prepared.config.algorithm),
             verdict=verdict_function(prepared.config.acceptance),
+            groups=self._group_rewards(),
             controller=prepared.controller,
             changed=lambda event: self._channel.took_effect(event),
             threads=self._threads,
@@ -336,6 +339,10 @@ class _Life:
         worker = await self._crew.restart(command.worker, command.epoch)
         if worker is not None:
             self._attend(worker)
+
+    def _group_rewards(self) -> tuple[GroupReward, Path] | None:
+        function = group_reward(self._prepared.config, self._prepared.run_dir)
+        return None if function is None else (function, payload_dir(self._prepared.run_dir))
 
     def _watch_signals(self, driver: LiveDriver) -> None:
         loop = asyncio.get_running_loop()

@@ -54,14 +54,18 @@ from headway.core.events import (
 )
 from headway.core.notes import EvalEnded, RolloutSettled
 from headway.runtime.environments import Environments
+from headway.runtime.group_rewards import GroupRewardThread
 from headway.runtime.signals import SignalThread
 from headway.telemetry.progress import Progress
 from headway.telemetry.records import Entry, Stat
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from headway.matching.control import Controller
     from headway.queue.scheduler import Scheduler
     from headway.queue.verdict import Verdict
+    from headway.rewards.group import GroupReward
     from headway.runtime.view import View
     from headway.runtime.wire import Link
     from headway.telemetry.journal_writer import JournalWriter
@@ -104,6 +108,7 @@ class LiveDriver:
         next_seq: int,
         advantages: Advantages,
         verdict: Verdict | None = None,
+        groups: tuple[GroupReward, Path] | None = None,
         controller: Controller,
         changed: Callable[[SettingChanged], None],
         threads: Threads,
@@ -123,6 +128,9 @@ class LiveDriver:
         self._progress = Progress(metrics, view.width)
         self._seq = next_seq
         self._signals = SignalThread(advantages, self._from_thread, verdict)
+        self._asked = self._signals.ask  # what takes a Signal first
+        if groups is not None:
+            self._asked = GroupRewardThread(*groups, self._from_thread, self._signals.ask).ask
         self._controller = controller
         self._changed = changed
         self._threads = threads
@@ -278,7 +286,7 @@ class LiveDriver:
             case RequestTask() | Cancel() | Park() | Resume() | GrantSandbox() | ReleaseSandbox() | Score():
                 self._environments.send(command)
             case Signal():
-                self._signals.ask(command)
+                self._asked(command)
             case Train() | TrainPart():
                 self._training += 1
                 self._send("trainer", command)

@@ -54,6 +54,8 @@ class SignalThread:
         function = "advantage function"
         try:
             signal = self._advantages(command)
+            if command.payloads:
+                signal = replace(signal, rewards=tuple(reward for _, reward in command.rewards))
             if self._verdict is not None:
                 function = "verdict (acceptance.verdict)"
                 rewards = [reward for _, reward in command.rewards]

@@ -14,6 +14,7 @@ from headway.renderers.chat import Renderer
 from headway.runtime.environment_worker import check_prompts, generation_limits, host_settings
 from headway.runtime.generator_worker import build_engine
 from headway.runtime.model import model_directory
+from headway.runtime.rewards import longest_s, reward_stage
 from headway.runtime.train import say
 from headway.sandbox.leases import own_label
 from headway.sandbox.pools import make_pool
@@ -47,6 +48,7 @@ async def _run(
     if environment.needs_sandbox:
         await provider.preflight()
     limits = host_settings(config)
+    stage = reward_stage(config)
     engine = await asyncio.to_thread(build_engine, model_dir, config, "engine", 0)
     try:
         return await run_trial(
@@ -62,10 +64,13 @@ async def _run(
             temperature=temperature,
             seed=config.run.seed,
             run_id=label,
-            timeout_s=config.environment.rollout_timeout_s + limits.score_timeout_s + limits.cancel_grace_s,
+            stage=stage,
+            timeout_s=longest_s(config),
         )
     finally:
         await engine.close()
+        if stage is not None:
+            await stage.close()
 
 
 def _show(trial: Trial) -> None:

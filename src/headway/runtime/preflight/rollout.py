@@ -12,6 +12,7 @@ from headway.runtime.environment_worker import generation_limits, host_settings
 from headway.runtime.preflight.environments import raised
 from headway.runtime.preflight.findings import Finding, failed, ok
 from headway.runtime.preflight.stand_in import StandInEngine
+from headway.runtime.rewards import longest_s, reward_stage
 from headway.sandbox.leases import own_label
 from headway.sandbox.pools import make_pool
 
@@ -55,6 +56,7 @@ def _cases(subject: Subject) -> Iterator[tuple[str, Environment]]:
 async def _try(subject: Subject, environment: Environment, split: str) -> Trial:
     config, settings, label = subject.config, host_settings(subject.config), own_label("try")
     engine = StandInEngine(subject.renderer, config.generator.max_context_tokens)
+    stage = reward_stage(config)
     trial = await try_once(
         environment,
         engine,
@@ -65,13 +67,22 @@ async def _try(subject: Subject, environment: Environment, split: str) -> Trial:
         split=split,
         seed=config.run.seed,
         run_id=label,
-        timeout_s=config.environment.rollout_timeout_s + settings.score_timeout_s + settings.cancel_grace_s,
+        stage=stage,
+        timeout_s=longest_s(config),
     )
+    if stage is not None:
+        await stage.close()
     subject.context_tokens = max(subject.context_tokens, engine.longest)
     return trial
 
 
 def _failed(environment: Environment, split: str, trial: Trial) -> EnvironmentSetupError:
+    if isinstance(trial.score, ScoreFailed) and trial.score.cause == "judge":
+        return EnvironmentSetupError(
+            f"the judge must answer; a rollout of {environment.name} was not scored: {trial.score.message}",
+            remedy="Start the judge, or mend [judge] (docs/rewards.md)",
+            key="judge.url",
+        )
     if isinstance(trial.score, ScoreFailed):
         return EnvironmentSetupError(
             f"a rollout of {environment.name} must be scored; {split} task 0 was not: {trial.score.message}",
