@@ -16,11 +16,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from headway.core.records import Reward
 from headway.rewards.cache import Cache, key_of
 from headway.rewards.endpoint import Endpoint, no_key
 from headway.rewards.faults import JudgeError
 from headway.rewards.grades import Grade, Unreadable, form_of, read_grade, response_format
+from headway.rewards.judged import as_reward, texts
 from headway.rewards.rubric import all_of
 from headway.rewards.settings import filled
 from headway.rewards.waiting import outside
@@ -28,6 +28,7 @@ from headway.rewards.waiting import outside
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from headway.core.records import Reward
     from headway.rewards.case import Case
     from headway.rewards.settings import JudgeSettings
 
@@ -242,36 +243,6 @@ class Judge:
         settings = self.settings
         told = [settings.system, prompt, form_of(settings), settings.temperature, settings.extra]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def as_reward(grades: Sequence[Grade], *, per_turn: bool) -> Reward:
-    """Return the mean of grades; with per_turn each is the reward of its turn."""
-    scores = [grade.score for grade in grades]
-    metrics = {
-        "cached": sum(grade.cached for grade in grades) / len(grades),
-        "repaired": sum(grade.repaired for grade in grades) / len(grades),
-    }
-    reasons = tuple(
-        f"turn {at}: {grade.words}" if per_turn else grade.words for at, grade in enumerate(grades)
-    )
-    return Reward(sum(scores) / len(scores), reasons, metrics, tuple(scores) if per_turn else ())
-
-
-def texts(case: Case, turn: int | None = None) -> dict[str, str]:
-    """Return the fields of a prompt for a case, or for one of its answers and what came before it."""
-    transcript = case.transcript
-    if turn is not None:
-        places = [at for at, message in enumerate(transcript) if message["role"] == "assistant"]
-        transcript = transcript[: places[turn] + 1]
-    values = {
-        "question": case.question,
-        "answer": case.answer if turn is None else case.answers[turn],
-        "conversation": "\n\n".join(f"[{each['role']}]\n{each['content']}" for each in transcript),
-    }
-    for prefix, table in (("payload", case.payload), ("data", case.data)):
-        for key, value in table.items():
-            values[f"{prefix}.{key}"] = value if isinstance(value, str) else json.dumps(value)
-    return values
 
 
 def _said(answer: dict[str, Any], settings: JudgeSettings) -> tuple[str, str, str]:
