@@ -146,7 +146,7 @@ class Kept:
 def compete(
     scene: Scene, seeds: int, steps: int, kept: Kept, pool: ProcessPoolExecutor
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the results of control and of the fixed settings that came into the second round, for each seed."""
+    """Return the results of control and of the fixed settings that came into the second round."""
     first = range(min(FIRST, seeds))
     jobs = [Job(scene, seed, steps, fixed) for seed in first for fixed in GRID]
     found = kept.simulate(jobs, pool)
