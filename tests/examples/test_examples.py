@@ -37,6 +37,22 @@ def test_two_steps_of_an_example(config, tmp_path):
     assert verify(run).ok
 
 
+def test_a_data_file_and_a_reward_without_a_config(tmp_path):
+    folder = shutil.copytree(ROOT / "examples" / "dataset", tmp_path / "dataset")
+    data = ("--model", "tiny", "--data", "sums.jsonl", "--reward", "reward.py:near")
+    short = ("generator.max_context_tokens=32", "generator.max_answer_tokens=8", "queue.batch_size=16")
+    assert "The run can start" in ran("headway", "check", *data, *short, cwd=folder)
+    said = ran("headway", "train", *data, *short, "--smoke", cwd=folder)
+    assert 'reward = "reward.py:near"' in said
+    run = folder / "runs" / "sums"
+    assert verify(run).ok
+    assert "off by" in ran(
+        "headway", "env", "try", str(run / "config.toml"), "--temperature", "0", cwd=tmp_path
+    )
+    ran("headway", "resume", str(run), "stop.steps=3", cwd=tmp_path)
+    assert verify(run).ok
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.stem)
 def test_two_steps_of_a_spec(spec, tmp_path):
     assert "samples/s trained" in ran("headway", "plan", str(spec), cwd=tmp_path)

@@ -255,7 +255,7 @@ def test_the_command_says_one_line_a_check_and_sums_up(config, capsys):
 def test_exit_codes(config, capsys):
     idle = "trainer.decay_steps=5"
     assert main(["check", str(config), idle]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "17 ok, 1 warning, 0 errors. The run can start."
+    assert capsys.readouterr().out.splitlines()[-1] == "18 ok, 1 warning, 0 errors. The run can start."
     assert main(["check", str(config), idle, "--strict"]) == 2
     assert main(["check", str(config), "generator.max_context_tokens=2000"]) == 2
 
@@ -309,3 +309,39 @@ def test_the_fast_part_runs_no_code_of_an_environment(checkpoint, mine):
 def test_the_place_of_a_key_is_its_line(config):
     one = Subject(load_config(config, ["generator.max_context_tokens=2000"]), config, [])
     assert found(one, "model")[0].where == f"{config}:6"
+
+
+def rows(tmp_path, *prompts):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text, "answer": 1}) + "\n" for text in prompts))
+    (tmp_path / "held.jsonl").write_text('{"prompt": "p1", "answer": 1}\n{"prompt": "new", "answer": 1}\n')
+    return [
+        'environment.name="dataset"',
+        f"environment.args.data={path}",
+        "environment.args.reward=number",
+        f"environment.args.eval_data={tmp_path}/held.jsonl",
+        "environment.args.shuffle=false",
+    ]
+
+
+def test_rows_that_repeat_one_another_or_are_held_out_are_counted_and_shown(checkpoint, tmp_path):
+    given = rows(tmp_path, "p0", "p1", "p0", " p0 ", "p2")
+    twice = only(found(subject(checkpoint, *given), "environment", "duplicates"), "warning")
+    assert twice.text.startswith("2 of 5 train tasks repeat another: train task 2 ")
+    assert f"({tmp_path}/rows.jsonl:3) asks what train task 0 asks;" in twice.text
+    assert 'environment.args.duplicates = "drop"' in twice.remedy
+    both = only(found(subject(checkpoint, *given), "environment", "splits"), "warning")
+    assert both.text == (
+        "1 of the first 5 train tasks are eval tasks too, such as train task 1 "
+        f"({tmp_path}/rows.jsonl:2) and eval task 0 ({tmp_path}/held.jsonl:1): p1"
+    )
+    dropped = [*given, "environment.args.duplicates=drop"]
+    text = only(found(subject(checkpoint, *dropped), "environment", "duplicates"), "ok").text
+    assert text == "2 train tasks of dataset all differ; 2 eval tasks of dataset all differ"
+
+
+def test_every_row_of_a_data_set_is_measured(checkpoint, tmp_path):
+    long = [f"{n} " * 60 if n in (80, 90) else f"{n}" for n in range(100)]
+    finding = only(found(subject(checkpoint, *rows(tmp_path, *long)), *ALL[:-1]), "error")
+    assert "so do 2 of the 102 prompts: train task 80" in finding.text
+    assert f"{tmp_path}/rows.jsonl:81" in finding.text

@@ -129,21 +129,19 @@ class OwnReward:
         return as_reward(value)
 
 
-def as_reward(value: Any) -> Reward:
+def as_reward(value: object) -> Reward:
     """Return what a function answered as a Reward; raises MalformedRewardFault."""
     if isinstance(value, Reward):
         return value
-    reasons: tuple[str, ...] = ()
-    pair = cast("tuple[object, ...]", value) if isinstance(value, tuple) else ()
-    if len(pair) == 2:
-        value, reason = pair
-        reasons = (str(reason),)
-    if isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, (int, float)):
+    score, reasons = value, tuple[str, ...]()
+    if isinstance(value, tuple):
+        pair = cast("tuple[object, ...]", value)
+        if len(pair) == 2:
+            score, reasons = pair[0], (str(pair[1]),)
+    if not isinstance(score, (int, float)):
         rule = "a reward function must return a number, (number, reason) or a Reward"
-        raise MalformedRewardFault(rule, value=type(value).__name__)
-    return Reward(value, reasons)
+        raise MalformedRewardFault(rule, value=type(score).__name__)
+    return Reward(float(score) if isinstance(score, bool) else score, reasons)
 
 
 def _number(value: Any) -> float | None:

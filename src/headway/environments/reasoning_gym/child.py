@@ -6,8 +6,8 @@ as long on the clock, ends the process by the kernel's own alarm: how busy the m
 difference, and a child whose parent was killed does not compute for ever.
 
 Some datasets draw from Python's global generator or depend on the order of sets: the former is seeded before
-each item, the latter is fixed by PYTHONHASHSEED=0, which the parent sets. A verifier is asked with the question
-that it is about; where this process makes another task of it, that is an error.
+each item, the latter is fixed by PYTHONHASHSEED=0, which the parent sets. A verifier is asked with the
+question that it is about; where this process makes another task of it, that is an error.
 
 Several of the library's verifiers pass the policy's answer to `eval` or to sympy's parser, which evaluates
 it. So this process has no environment variables of its own, a limit on memory, and an audit hook under which

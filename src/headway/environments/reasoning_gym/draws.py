@@ -15,13 +15,14 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from headway.core.errors import EnvironmentSetupError
-from headway.environments.reasoning_gym.process import LibraryRaisedError
+from headway.core.errors import EnvironmentSetupError, HeadwayError
+from headway.environments.reasoning_gym.process import ChildDiedError, ChildOverdueError, LibraryRaisedError
 from headway.environments.tasks import split_of
 
 MAX_DRAWS = 2**31
 _MAX_TRIES = 400  # at one train task, and for each further eval task
 _MAX_FAILURES = 20  # of the library, one after the other
+_MAX_OVERDUE = 3  # of these that took too long
 _FEW = 0.05  # share of repetitions in the eval stream from which on problems are few
 
 
@@ -96,17 +97,24 @@ class Splits:
         return list(found.values())
 
     def _next(self, rng: random.Random, levels: Sequence[int]) -> Drawn:
-        """Return the next item that can be made: some datasets fail at some draws."""
-        failure: LibraryRaisedError | None = None
+        """Return the next item that can be made: some datasets fail at some draws, or take for ever."""
+        failure: HeadwayError | None = None
+        num_overdue = 0
         for _ in range(_MAX_FAILURES):
             level, draw = rng.choice(levels), rng.randrange(MAX_DRAWS)
             try:
                 return Drawn(level, draw, self._make(level, draw))
             except LibraryRaisedError as error:
                 failure = error
+            except (ChildOverdueError, ChildDiedError) as error:
+                failure = error
+                num_overdue += 1
+                if num_overdue == _MAX_OVERDUE:
+                    break
         assert failure is not None
         raise EnvironmentSetupError(
-            f"{self._salt} must make a task of one of the levels {levels}; it raised {failure.rule}",
-            remedy="Leave the level out, or choose other parameters (environment.args.config)",
+            f"{self._salt} must make tasks of the levels {levels}; the library failed: {failure.rule}",
+            remedy="Leave the level out, or choose other parameters (environment.args.config) or a longer "
+            "task_timeout_s",
             key="environment.args.levels",
         ) from failure

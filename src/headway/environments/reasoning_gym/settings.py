@@ -29,9 +29,16 @@ class ReasoningGymSettings:
     )
     system: str = setting("", "System message; empty for the chat template's own.")
     num_eval: int = setting(64, "Held-out tasks at most; where there are few tasks, a quarter of them.", ge=1)
+    task_timeout_s: float = setting(
+        5.0,
+        "Seconds of the processor's time in which the library must make a task; another one is drawn in the "
+        "place of one that takes longer. The worker waits meanwhile.",
+        gt=0,
+        le=600,
+    )
     verifier_timeout_s: float = setting(
         10.0,
-        "Seconds of the processor's time in which the library must make a task, or judge an answer.",
+        "Seconds of the processor's time in which the library must judge an answer.",
         gt=0,
         le=600,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.clock import stopwatch
 from headway.core.errors import UserError
+from headway.core.protocols import Environment
 from headway.environments.faults import raised
 from headway.runtime.environment_worker import no_room, prompt_length
 from headway.runtime.preflight.findings import Finding, failed, ok, warning
@@ -15,7 +16,6 @@ from headway.runtime.preflight.findings import Finding, failed, ok, warning
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headway.core.protocols import Environment
     from headway.runtime.preflight.subject import Subject
 
 NUM_PROMPTS = 64  # of each split and source that has no end
@@ -52,7 +52,8 @@ def prompts(subject: Subject) -> Iterator[Finding]:
             if length > limit - room:
                 (over if length >= limit else tight).append(_Long(environment, split, index, length))
     if over:
-        error = no_room(*over[0], limit)
+        first = over[0]
+        error = no_room(first.environment, first.split, first.index, first.length, limit)
         if len(over) > 1:
             error.rule += f"; so do {len(over)} of the {looked:,} prompts: {_name(over)}"
         yield from failed(error)
@@ -70,7 +71,8 @@ def prompts(subject: Subject) -> Iterator[Finding]:
     )
 
 
-class _Long(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Long:
     """A prompt and its length in tokens."""
 
     environment: Environment
@@ -81,7 +83,7 @@ class _Long(NamedTuple):
 
 def _name(found: list[_Long]) -> str:
     shown = [
-        f"{_where(*one[:3])} of {one.environment.name} with {one.length}"
+        f"{_where(one.environment, one.split, one.index)} of {one.environment.name} with {one.length}"
         for one in sorted(found, key=lambda one: -one.length)
     ]
     return ", ".join(shown[:NUM_SHOWN])
