@@ -82,13 +82,15 @@ async def check_environment(
     judged = [_time(train_s / len(train))]
     judged += [_plain([*train, *held_out]), _again(name, given, seed, environment)]
     judged += [await _elsewhere(name, given, seed, environment)] if elsewhere else []
-    judged.append(_overlap(environment, train, held_out))
     if environment.needs_sandbox and provider is None:
+        judged.append(_overlap(environment, train, held_out, hidden=True))
         judged.append(Judged("rollouts", "warning", "not run: it needs a sandbox", "Run headway env check"))
         return judged
     answer_key = getattr(environment, "answer_key", "answer")
     tasks = train[:_NUM_ROLLOUTS]
     tried = [await contract_rollouts.tried(environment, task, answer_key, provider) for task in tasks]
+    hidden = environment.needs_sandbox or any(one.offers_tools for one in tried)
+    judged.append(_overlap(environment, train, held_out, hidden=hidden))
     judged += [Judged(*each) for each in contract_rollouts.judged(environment, tasks, tried)]
     judged.append(_leak(train, tried, answer_key, environment))
     judged.append(_settings(settings, read))
@@ -186,16 +188,20 @@ def _digest(environment: Environment) -> str:
     return digest.hexdigest()
 
 
-def _overlap(environment: Environment, train: list[Task], held_out: list[Task]) -> Judged:
+def _overlap(environment: Environment, train: list[Task], held_out: list[Task], *, hidden: bool) -> Judged:
+    """What is asked decides, and where tools or a sandbox may hide the rest of a problem, the payload too."""
+    asked: list[dict[str, Task]] = []
     with blamed("making prompts"):
-        asked = [
-            {json.dumps([to_plain(message) for message in environment.prompt(task)]): task for task in tasks}
-            for tasks in (train, held_out)
-        ]
+        for tasks in (train, held_out):
+            plain = [[to_plain(message) for message in environment.prompt(task)] for task in tasks]
+            whole = [
+                [each, task.payload if hidden else None] for each, task in zip(plain, tasks, strict=True)
+            ]
+            asked.append({json.dumps(each): task for each, task in zip(whole, tasks, strict=True)})
     both = [prompt for prompt in asked[1] if prompt in asked[0]]
     if both:
         where = f"{asked[0][both[0]].id} and {asked[1][both[0]].id}"
-        return Judged("splits", "error", f"{len(both)} held-out prompts are asked in training too ({where})",
+        return Judged("splits", "error", f"{len(both)} held-out problems are posed in training too ({where})",
                       "Choose the split by what is asked: headway.environments.tasks.split_of")  # fmt: skip
     return Judged("splits", "ok", f"none of {len(held_out)} held-out tasks is among {len(train)} train tasks")
 

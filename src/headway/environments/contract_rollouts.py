@@ -35,6 +35,7 @@ class Tried:
     """What the scripted rollouts of one task did."""
 
     shown: str = ""  # before the first answer
+    offers_tools: bool = False
     nonsense: list[float] = field(default_factory=list[float])  # scores of what was no answer
     right: float | None = None  # the score of the declared answer
     failed: str = ""  # the first thing that went wrong
@@ -73,7 +74,7 @@ async def tried(
             if isinstance(error, (ToolError, SandboxError)):
                 found.failed = f"infrastructure: {found.failed}"
             return found
-        found.shown = chat.shown
+        found.shown, found.offers_tools = chat.shown, bool(chat.tools)
         if right is not None and text == right:
             found.right = score
         else:
