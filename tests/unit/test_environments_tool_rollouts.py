@@ -117,3 +117,9 @@ async def test_a_failing_tool_is_a_failed_rollout_and_no_reward(renderer, tmp_pa
 def test_the_examples_keep_the_contract(file, capsys):
     assert main(["env", "check", str(EXAMPLES / file), "--strict"]) == 0
     assert "error" not in capsys.readouterr().out
+
+
+def test_the_documented_environment_is_the_examples():
+    page = (EXAMPLES.parent / "docs" / "tools.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    assert code in (EXAMPLES / "own_tools" / "bazaar.py").read_text()

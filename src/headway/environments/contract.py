@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from headway.core.clock import stopwatch
 from headway.core.codec import to_plain
 from headway.core.errors import EnvironmentSetupError
 from headway.environments import contract_rollouts
+from headway.environments.contract_settings import unread, watch
 from headway.environments.faults import blamed
 from headway.environments.registry import build, environment_class, read_settings
 
@@ -74,7 +74,7 @@ async def check_environment(
     """
     given = dict(args or {})
     cls, settings = environment_class(name), read_settings(name, given)
-    watched, read = _watched(settings)
+    watched, read = watch(settings)
     with blamed("being built"):
         environment: Environment = cls(watched, seed)
     train, train_s = _tasks(environment, "train")
@@ -93,7 +93,7 @@ async def check_environment(
     judged.append(_overlap(environment, train, held_out, hidden=hidden))
     judged += [Judged(*each) for each in contract_rollouts.judged(environment, tasks, tried)]
     judged.append(_leak(train, tried, answer_key, environment))
-    judged.append(_settings(settings, read))
+    judged.append(Judged(*unread(settings, read)))
     return judged
 
 
@@ -224,38 +224,6 @@ def _leak(train: list[Task], tried: list[Tried], key: str, environment: Environm
     if found:
         return Judged("leak", "ok", f"{found} of {len(known)} prompts hold their answer's text, as by chance")
     return Judged("leak", "ok", f"no prompt of {len(known)} says its answer")
-
-
-# --- settings
-
-
-def _watched(settings: Any) -> tuple[Any, set[str]]:
-    """Return settings that note which of their fields are read."""
-    read: set[str] = set()
-    cls = type(settings)
-    names = {field.name for field in dataclasses.fields(cls)}
-
-    def get(self: Any, name: str) -> Any:
-        if name in names:
-            read.add(name)
-        return cls.__getattribute__(self, name)
-
-    watched_class = type(cls.__name__, (cls,), {"__slots__": (), "__getattribute__": get})
-    watched = watched_class(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(cls) if f.init})
-    read.clear()
-    return watched, read
-
-
-def _settings(settings: Any, read: set[str]) -> Judged:
-    names = [field.name for field in dataclasses.fields(settings)]
-    if unused := [name for name in names if name not in read]:
-        return Judged(
-            "settings",
-            "warning",
-            f"not read with these arguments: {', '.join(unused)}",
-            "Use them, or remove them where nothing else needs them",
-        )
-    return Judged("settings", "ok", f"each of {len(names)} is read" if names else "there are none")
 
 
 def worst(judged: list[Judged]) -> Literal["ok", "warning", "error"]:

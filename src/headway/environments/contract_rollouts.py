@@ -107,7 +107,7 @@ async def _one(
         if data != outcome.data:
             raise ValueError("an outcome must hold JSON values only; it is another one after its way as JSON")
         async with _sandbox(f"{name}.v", "verify", provider) as verifier:
-            reward: object = await environment.score(task, Outcome(data), verifier)
+            reward = cast("object", await environment.score(task, Outcome(data), verifier))
             verifier.must_be_intact()
     if not isinstance(reward, Reward):
         raise TypeError(f"score must return a Reward, not {type(reward).__name__}")

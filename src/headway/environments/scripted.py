@@ -29,6 +29,7 @@ class ScriptedChat:
     """The `Chat` of a rollout that is only tried. `said` is the messages of each say."""
 
     answering_s = 0.0
+    max_context_tokens = 1 << 20
 
     def __init__(self, answer: str, *, calls_tools: bool) -> None:
         self._answer = answer
