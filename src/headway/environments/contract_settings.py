@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from headway.environments.contract_rollouts import Line
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def watch(settings: Any) -> tuple[Any, set[str]]:
     """Return settings that note which of their fields are read."""
     read: set[str] = set()
-    cls: type[Any] = type(settings)
+    cls = cast("Any", type(settings))
     names = {field.name for field in dataclasses.fields(cls)}
 
     def get(self: Any, name: str) -> Any:
@@ -28,7 +28,7 @@ def watch(settings: Any) -> tuple[Any, set[str]]:
 
 def unread(settings: Any, read: set[str]) -> Line:
     """Return which fields were not read, as a line of the check."""
-    cls: type[Any] = type(settings)
+    cls = cast("Any", type(settings))
     names = [field.name for field in dataclasses.fields(cls)]
     if unused := [name for name in names if name not in read]:
         return (
