@@ -150,7 +150,8 @@ def environment_class(name: str) -> type[Any]:
     family, colon, _ = name.partition(":")
     if colon and family in FAMILIES:
         return import_module(FAMILIES[family]).named(name)
-    target = BUILT_IN.get(name) or installed().get(name, name)
+    target = BUILT_IN.get(name, name)
+    target = target if is_own(target) else installed().get(target, target)
     if not is_own(target):
         known = [*sorted(BUILT_IN), *sorted(installed())]
         near = difflib.get_close_matches(name, [*known, *FAMILIES], 1)
