@@ -23,7 +23,7 @@ import os
 import resource
 import sys
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -214,6 +214,12 @@ async def token_rate(options: argparse.Namespace, rollouts: Rollouts) -> dict[st
         counts = await asyncio.gather(*(one(chat) for chat in chats))
         return sum(counts) / (stopwatch() - began)
 
+    async def with_cpu(work: Awaitable[float], count: int) -> tuple[float, float]:
+        """Return tokens a second, and CPU milliseconds of this process a token."""
+        cpu_s = process_cpu_s()
+        rate = await work
+        return rate, 1000 * (process_cpu_s() - cpu_s) / (count * TURNS * TURN_TOKENS)
+
     async def through(count: int) -> float:
         endpoints = await rollouts.served(count)
         keys = [each.key for each in endpoints]
@@ -228,11 +234,17 @@ async def token_rate(options: argparse.Namespace, rollouts: Rollouts) -> dict[st
     result: dict[str, float] = {}
     for count in (1, 8):
         await inside(count)  # warm
-        rates = [(await inside(count), await through(count)) for _ in range(options.rounds)]
-        plain, served = (median(side) for side in zip(*rates, strict=True))
-        result[f"rate.inside_tokens_per_s.{count}"] = plain
-        result[f"rate.gateway_tokens_per_s.{count}"] = served
-        result[f"rate.loss.{count}"] = 1 - median(b / a for a, b in rates)
+        pairs = [
+            (await with_cpu(inside(count), count), await with_cpu(through(count), count))
+            for _ in range(options.rounds)
+        ]
+        result |= {
+            f"rate.inside_tokens_per_s.{count}": median(plain for (plain, _), _ in pairs),
+            f"rate.gateway_tokens_per_s.{count}": median(served for _, (served, _) in pairs),
+            f"rate.loss.{count}": 1 - median(served / plain for (plain, _), (served, _) in pairs),
+            f"rate.inside_cpu_ms_per_token.{count}": median(cpu for (_, cpu), _ in pairs),
+            f"rate.gateway_cpu_ms_per_token.{count}": median(cpu for _, (_, cpu) in pairs),
+        }
     return result
 
 
