@@ -37,6 +37,15 @@ def test_two_steps_of_an_example(config, tmp_path):
     assert verify(run).ok
 
 
+def test_a_new_environment_is_checked_tested_and_trained_as_it_was_written(tmp_path):
+    ran("headway", "env", "new", "my-game", cwd=tmp_path)
+    ran("headway", "env", "check", "my-game/my_game.py", "--strict", cwd=tmp_path)
+    ran(sys.executable, "-m", "pytest", "-q", "my-game", cwd=tmp_path)
+    ran("headway", "train", "my-game/my_game.toml", "--smoke", "run.dir=runs", cwd=tmp_path)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert verify(run).ok
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.stem)
 def test_two_steps_of_a_spec(spec, tmp_path):
     assert "samples/s trained" in ran("headway", "plan", str(spec), cwd=tmp_path)

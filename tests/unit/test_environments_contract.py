@@ -69,7 +69,7 @@ def test_an_environment_that_keeps_the_contract(tmp_path):
         ("payload", '"answer": a + b', '"answer": {a}', "", "error", "JSON values only"),
         ("determinism", "rng.randint(500, 999)", "random.randint(500, 999)", "", "error", "asked for again"),
         ("processes", '"question": f"', '"question": f"{hash(str(a))} ', "", "error", "differ in another process"),
-        ("splits", 'f"{a}+{b}="', '"always the same"', "", "error", "held-out prompts are asked in training"),
+        ("splits", 'f"{a}+{b}="', '"always the same"', "", "error", "held-out problems are posed in training"),
         ("leak", 'f"{a}+{b}="', 'f"{a}+{b}={a + b}"', "", "error", "says the answer of 64 of 64"),
         ("settings", " + self.settings.unused", "", "", "warning", "unused"),
         ("rewards", "", "", "def reward(self, task, outcome): return 50", "warning", "from 50 to 50"),
@@ -92,7 +92,7 @@ def test_what_is_broken_is_found(tmp_path, what, old, new, more, level, words, m
 
 
 def test_a_broken_contract_fails_a_test_of_ones_own(tmp_path):
-    with pytest.raises(AssertionError, match="splits: 1 held-out prompts are asked"):
+    with pytest.raises(AssertionError, match="splits: 1 held-out problems are posed"):
         assert_contract(changed(tmp_path, 'f"{a}+{b}="', '"always"'))
 
 

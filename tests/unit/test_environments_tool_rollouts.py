@@ -25,10 +25,12 @@ def called(name, **arguments):
 
 async def played(renderer, environment, *answers):
     """Run a rollout whose answers are these, each closed; return the trial."""
-    left = list(answers)
+    left, given = list(answers), {}
 
     def script(request):
-        return [*renderer.encode(left.pop(0)), renderer.closing_id]
+        if request.request_id not in given:
+            given[request.request_id] = [*renderer.encode(left.pop(0)), renderer.closing_id]
+        return given[request.request_id]
 
     engine = ScriptedEngine(script, vocab=10_000)
     return await trial.try_once(environment, engine, renderer, None, LIMITS)
@@ -49,7 +51,8 @@ async def test_bazaar_rewards_prices_that_were_asked_for(renderer):
     assert isinstance(done.score, Scored)
     assert done.score.reward == pytest.approx(1.0)
     assert done.outcome == {
-        "answer": lowest, "state": {"asked": ["Ada", "Bo", "Cy"]}, "ended": "answer", "num_calls": 4, "num_refused": 1,
+        "answer": lowest, "state": {"asked": ["Ada", "Bo", "Cy"]}, "ended": "answer", "num_calls": 4,
+        "num_refused": 1,
     }  # fmt: skip
     told = [message["content"] for message in done.transcript if message["role"] == "tool"]
     prices = environment.task("train", 0, None).payload["prices"]
@@ -114,3 +117,9 @@ async def test_a_failing_tool_is_a_failed_rollout_and_no_reward(renderer, tmp_pa
 def test_the_examples_keep_the_contract(file, capsys):
     assert main(["env", "check", str(EXAMPLES / file), "--strict"]) == 0
     assert "error" not in capsys.readouterr().out
+
+
+def test_the_documented_environment_is_the_examples():
+    page = (EXAMPLES.parent / "docs" / "tools.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    assert code in (EXAMPLES / "own_tools" / "bazaar.py").read_text()

@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from headway.core.records import Message, ToolSpec, Turn, VersionSpan
+from headway.core.records import Message, ToolCall, ToolSpec, Turn, VersionSpan
 from headway.renderers.recorder import TurnRecorder
 from tests.standins.families import CHATML, FAMILIES, LLAMA, QWEN, family_renderer
 
@@ -184,3 +184,21 @@ def test_a_template_that_refuses_system_prompts_gets_the_tools_in_the_first_ques
     text = renderer.decode(renderer.first_prompt([ASK], [ADD]), skip_special=False)
     assert text.startswith("<|im_start|>user\n# Tools\n")
     assert text.endswith("</tool_call>\n\n2+3?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_history_with_calls_is_written_whole_as_the_policy_writes_them(family, renderer):
+    calls = tuple(ToolCall(f"c{at}", "add", f'{{"a": {at}}}') for at in range(2))
+    history = [ASK, Message("assistant", "", tool_calls=calls), RESULT, AGAIN]
+    for tools in ([ADD], []):
+        text = renderer.decode(renderer.first_prompt(history, tools), skip_special=False)
+        if family in LLAMA:
+            assert (
+                '{"name": "add", "parameters": {"a": 0}}; {"name": "add", "parameters": {"a": 1}}<|eot'
+                in text
+            )
+        else:
+            written = [
+                f'<tool_call>\n{{"name": "add", "arguments": {{"a": {at}}}}}\n</tool_call>' for at in range(2)
+            ]
+            assert "\n".join(written) in text
+            assert "<tool_response>\n5\n</tool_response>" in text

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from headway.core.clock import stopwatch
 from headway.core.codec import to_plain
 from headway.core.errors import EnvironmentSetupError
 from headway.environments import contract_rollouts
+from headway.environments.contract_settings import unread, watch
 from headway.environments.faults import blamed
 from headway.environments.registry import build, environment_class, read_settings
 
@@ -74,7 +74,7 @@ async def check_environment(
     """
     given = dict(args or {})
     cls, settings = environment_class(name), read_settings(name, given)
-    watched, read = _watched(settings)
+    watched, read = watch(settings)
     with blamed("being built"):
         environment: Environment = cls(watched, seed)
     train, train_s = _tasks(environment, "train")
@@ -82,16 +82,18 @@ async def check_environment(
     judged = [_time(train_s / len(train))]
     judged += [_plain([*train, *held_out]), _again(name, given, seed, environment)]
     judged += [await _elsewhere(name, given, seed, environment)] if elsewhere else []
-    judged.append(_overlap(environment, train, held_out))
     if environment.needs_sandbox and provider is None:
+        judged.append(_overlap(environment, train, held_out, hidden=True))
         judged.append(Judged("rollouts", "warning", "not run: it needs a sandbox", "Run headway env check"))
         return judged
     answer_key = getattr(environment, "answer_key", "answer")
     tasks = train[:_NUM_ROLLOUTS]
     tried = [await contract_rollouts.tried(environment, task, answer_key, provider) for task in tasks]
+    hidden = environment.needs_sandbox or any(one.offers_tools for one in tried)
+    judged.append(_overlap(environment, train, held_out, hidden=hidden))
     judged += [Judged(*each) for each in contract_rollouts.judged(environment, tasks, tried)]
     judged.append(_leak(train, tried, answer_key, environment))
-    judged.append(_settings(settings, read))
+    judged.append(Judged(*unread(settings, read)))
     return judged
 
 
@@ -186,16 +188,20 @@ def _digest(environment: Environment) -> str:
     return digest.hexdigest()
 
 
-def _overlap(environment: Environment, train: list[Task], held_out: list[Task]) -> Judged:
+def _overlap(environment: Environment, train: list[Task], held_out: list[Task], *, hidden: bool) -> Judged:
+    """What is asked decides, and where tools or a sandbox may hide the rest of a problem, the payload too."""
+    asked: list[dict[str, Task]] = []
     with blamed("making prompts"):
-        asked = [
-            {json.dumps([to_plain(message) for message in environment.prompt(task)]): task for task in tasks}
-            for tasks in (train, held_out)
-        ]
+        for tasks in (train, held_out):
+            plain = [[to_plain(message) for message in environment.prompt(task)] for task in tasks]
+            whole = [
+                [each, task.payload if hidden else None] for each, task in zip(plain, tasks, strict=True)
+            ]
+            asked.append({json.dumps(each): task for each, task in zip(whole, tasks, strict=True)})
     both = [prompt for prompt in asked[1] if prompt in asked[0]]
     if both:
         where = f"{asked[0][both[0]].id} and {asked[1][both[0]].id}"
-        return Judged("splits", "error", f"{len(both)} held-out prompts are asked in training too ({where})",
+        return Judged("splits", "error", f"{len(both)} held-out problems are posed in training too ({where})",
                       "Choose the split by what is asked: headway.environments.tasks.split_of")  # fmt: skip
     return Judged("splits", "ok", f"none of {len(held_out)} held-out tasks is among {len(train)} train tasks")
 
@@ -218,38 +224,6 @@ def _leak(train: list[Task], tried: list[Tried], key: str, environment: Environm
     if found:
         return Judged("leak", "ok", f"{found} of {len(known)} prompts hold their answer's text, as by chance")
     return Judged("leak", "ok", f"no prompt of {len(known)} says its answer")
-
-
-# --- settings
-
-
-def _watched(settings: Any) -> tuple[Any, set[str]]:
-    """Return settings that note which of their fields are read."""
-    read: set[str] = set()
-    cls = type(settings)
-    names = {field.name for field in dataclasses.fields(cls)}
-
-    def get(self: Any, name: str) -> Any:
-        if name in names:
-            read.add(name)
-        return cls.__getattribute__(self, name)
-
-    watched_class = type(cls.__name__, (cls,), {"__slots__": (), "__getattribute__": get})
-    watched = watched_class(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(cls) if f.init})
-    read.clear()
-    return watched, read
-
-
-def _settings(settings: Any, read: set[str]) -> Judged:
-    names = [field.name for field in dataclasses.fields(settings)]
-    if unused := [name for name in names if name not in read]:
-        return Judged(
-            "settings",
-            "warning",
-            f"not read with these arguments: {', '.join(unused)}",
-            "Use them, or remove them where nothing else needs them",
-        )
-    return Judged("settings", "ok", f"each of {len(names)} is read" if names else "there are none")
 
 
 def worst(judged: list[Judged]) -> Literal["ok", "warning", "error"]:

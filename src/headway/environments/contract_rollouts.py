@@ -35,6 +35,7 @@ class Tried:
     """What the scripted rollouts of one task did."""
 
     shown: str = ""  # before the first answer
+    offers_tools: bool = False
     nonsense: list[float] = field(default_factory=list[float])  # scores of what was no answer
     right: float | None = None  # the score of the declared answer
     failed: str = ""  # the first thing that went wrong
@@ -73,7 +74,7 @@ async def tried(
             if isinstance(error, (ToolError, SandboxError)):
                 found.failed = f"infrastructure: {found.failed}"
             return found
-        found.shown = chat.shown
+        found.shown, found.offers_tools = chat.shown, bool(chat.tools)
         if right is not None and text == right:
             found.right = score
         else:
@@ -106,7 +107,7 @@ async def _one(
         if data != outcome.data:
             raise ValueError("an outcome must hold JSON values only; it is another one after its way as JSON")
         async with _sandbox(f"{name}.v", "verify", provider) as verifier:
-            reward: object = await environment.score(task, Outcome(data), verifier)
+            reward = cast("object", await environment.score(task, Outcome(data), verifier))
             verifier.must_be_intact()
     if not isinstance(reward, Reward):
         raise TypeError(f"score must return a Reward, not {type(reward).__name__}")

@@ -16,7 +16,7 @@ import json
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.errors import ToolError, UserError
 from headway.core.records import ToolSpec
@@ -84,16 +84,15 @@ class McpServer:
         except Exception as error:  # the client's task group wraps what is raised within it
             if inside is not None:
                 raise inside from None
-            if isinstance(error, (ToolError, UserError)):
-                raise
             if not is_open:
                 raise self.failed(error) from None
             # else: the rollout had what it wanted, and how the session ends is nothing to it
 
-    def failed(self, error: BaseException) -> ToolError:
+    def failed(self, error: Exception) -> ToolError | UserError:
         """Return what an exception of the client says, without secrets."""
-        while isinstance(error, BaseExceptionGroup) and error.exceptions:
-            error = error.exceptions[0]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        error = _first(error)
+        if isinstance(error, (ToolError, UserError)):
+            return error
         words = (
             f"no answer within {self.limits.timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
         )
@@ -109,10 +108,8 @@ class McpServer:
                         session = await self._session(trial)
                     stack.push_async_exit(trial.pop_all())
                     return session
-            except (ToolError, UserError):
-                raise
             except Exception as error:
-                if number == tries:
+                if number == tries or isinstance(_first(error), (ToolError, UserError)):
                     raise self.failed(error) from None
                 await pause(self.limits, number, Again(""))
         raise AssertionError("tries is at least 1")
@@ -149,9 +146,10 @@ class McpServer:
 
     async def _listed(self, session: Any) -> list[McpTool]:
         async with asyncio.timeout(self.limits.timeout_s):
-            found, listed = {}, await session.list_tools()
+            listed = await session.list_tools()
+            found: dict[str, McpTool] = {}
             while True:
-                found |= {tool.name: McpTool(self, session, tool) for tool in listed.tools}
+                found |= {str(tool.name): McpTool(self, session, tool) for tool in listed.tools}
                 if not listed.next_cursor:
                     break
                 from mcp.types import PaginatedRequestParams
@@ -204,6 +202,13 @@ class McpTool:
         if self._only_reads:
             server.cache.put(call, text)
         return text
+
+
+def _first(error: Exception) -> Exception:
+    """Return the first exception within groups."""
+    while isinstance(error, ExceptionGroup):
+        error = cast("Exception", cast("Any", error).exceptions[0])
+    return error
 
 
 def _text(result: Any) -> str:

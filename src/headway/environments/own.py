@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Literal
 from headway.core.protocols import Chat, Outcome, Sandbox
 from headway.core.records import Message, Reward, Task
 from headway.environments.tasks import Problem, check_level, check_position, draw_eval, draw_train, task_id
-from headway.environments.tools import Callables, in_thread, run_tools
+from headway.environments.threads import in_thread
+from headway.environments.tools import Callables, run_tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +103,10 @@ class OwnEnvironment:
 
     async def score(self, task: Task, outcome: Outcome, sandbox: Sandbox) -> Reward:
         """Ask `reward`, with how often tools were called as metrics."""
-        given = {"task": task, "outcome": outcome.data}
         if inspect.iscoroutinefunction(self.reward):
-            value = await self.reward(**given)
+            value = await self.reward(task, outcome.data)
         else:
-            value = await in_thread(self.reward, given)
+            value = await in_thread(self.reward, task, outcome.data)
         if isinstance(value, Reward):
             return value
         calls = {

@@ -127,7 +127,8 @@ def environment_class(name: str) -> type[Any]:
 
     Raises EnvironmentSetupError when there is none, or it lacks a part.
     """
-    target = BUILT_IN.get(name) or installed().get(name, name)
+    target = BUILT_IN.get(name, name)
+    target = target if is_own(target) else installed().get(target, target)
     if not is_own(target):
         known = [*sorted(BUILT_IN), *sorted(installed())]
         near = difflib.get_close_matches(name, known, 1)

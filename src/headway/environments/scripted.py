@@ -26,21 +26,22 @@ class NotScriptedError(Exception):
 
 
 class ScriptedChat:
-    """The `Chat` of a rollout that is only tried. `said` holds the messages of each say."""
+    """The `Chat` of a rollout that is only tried. `said` is the messages of each say."""
 
     answering_s = 0.0
+    max_context_tokens = 1 << 20
 
     def __init__(self, answer: str, *, calls_tools: bool) -> None:
         self._answer = answer
         self._calls_tools = calls_tools
-        self._tools: tuple[ToolSpec, ...] = ()
+        self.tools: tuple[ToolSpec, ...] = ()
         self.said: list[list[Message]] = []
 
     @property
     def shown(self) -> str:
         """All that the policy was shown before its first answer."""
         messages = "\n".join(message.content for message in self.said[0]) if self.said else ""
-        tools = "\n".join(json.dumps([tool.description, tool.parameters]) for tool in self._tools)
+        tools = "\n".join(json.dumps([tool.description, tool.parameters]) for tool in self.tools)
         return f"{messages}\n{tools}"
 
     async def say(
@@ -49,9 +50,9 @@ class ScriptedChat:
         """Answer; see `Chat`."""
         if not messages or any(message.role == "assistant" for message in messages):
             raise EnvironmentFault("say takes at least one message, and none of the assistant's")
-        if self.said and tuple(tools) != self._tools:
+        if self.said and tuple(tools) != self.tools:
             raise EnvironmentFault("each say of a rollout names the tools that its first one named")
-        self._tools = tuple(tools)
+        self.tools = tuple(tools)
         turn = len(self.said)
         self.said.append(list(messages))
         if turn >= MAX_SAYS:

@@ -110,8 +110,8 @@ def _schema(hint: Any, what: str) -> dict[str, Any]:
     if hint is Any:
         return {}
     if origin is Literal:
-        kinds = {type(choice) for choice in args}
-        kind = {"type": _SCALARS[next(iter(kinds))]} if len(kinds) == 1 and kinds <= set(_SCALARS) else {}
+        kinds = {_SCALARS.get(cast("type[Any]", type(choice)), "") for choice in args}
+        kind = {"type": kinds.pop()} if len(kinds) == 1 and "" not in kinds else {}
         return {**kind, "enum": list(args)}
     if origin in (Union, types.UnionType):
         given = [_schema(arg, what) for arg in args if arg is not type(None)]

@@ -12,11 +12,9 @@ answer calls nothing, is cut off, or has no room to go on, and after `max_turns`
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import dataclasses
 import inspect
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
@@ -25,6 +23,7 @@ from headway.core.errors import ContextFullError, EnvironmentFault
 from headway.core.near import did_you_mean, nearest
 from headway.core.protocols import Reply
 from headway.core.records import Message, ToolSpec
+from headway.environments.threads import in_thread
 from headway.environments.tool_schema import ArgumentError, signature_of
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class FunctionTool:
                 if inspect.iscoroutinefunction(inspect.unwrap(self._function)):
                     value = await self._function(**given)
                 else:
-                    value = await in_thread(self._function, given)
+                    value = await in_thread(self._function, **given)
         except TimeoutError as error:
             if not began.expired():
                 raise  # the function's own
@@ -206,35 +205,6 @@ def _by_name(tools: Callables) -> dict[str, Tool]:
             raise EnvironmentFault("tools must have different names", value=one.spec.name)
         found[one.spec.name] = one
     return found
-
-
-async def in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Run a plain function in a daemon thread of its own; one that hangs holds up nothing but itself."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if done.done():  # given up
-            return
-        if error is None:
-            done.set_result(value)
-        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
-            done.set_exception(error)
-        else:  # a future takes neither, and neither may end the worker
-            done.set_exception(EnvironmentFault(f"a tool raised {type(error).__name__}: {error}"))
-
-    def work() -> None:
-        value, raised = None, None
-        try:
-            value = context.run(lambda: function(**arguments))
-        except BaseException as error:  # SystemExit too is the waiter's to see
-            raised = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, value, raised)
-
-    threading.Thread(target=work, name=f"tool {function.__name__}", daemon=True).start()
-    return await done
 
 
 def as_text(value: Any) -> str:

@@ -37,6 +37,8 @@ class ToolFormat:
 
     name: str
     read: Callable[[str], Parsed]
+    write: Callable[[str, str], str]  # name and arguments of a call, as `read` reads it
+    between: str  # calls
 
 
 class _CallError(Exception):
@@ -101,8 +103,16 @@ def read_bare(text: str) -> Parsed:
     return Parsed("", tuple(calls))
 
 
-TAGGED = ToolFormat("tagged", read_tagged)
-BARE = ToolFormat("bare", read_bare)
+def _write_tagged(name: str, arguments: str) -> str:
+    return f'{CALL}\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n{CALL_END}'
+
+
+def _write_bare(name: str, arguments: str) -> str:
+    return f'{{"name": {json.dumps(name)}, "parameters": {arguments}}}'
+
+
+TAGGED = ToolFormat("tagged", read_tagged, _write_tagged, "\n")
+BARE = ToolFormat("bare", read_bare, _write_bare, "; ")
 FORMATS = (TAGGED, BARE)
 
 

@@ -23,7 +23,7 @@ from headway.core.errors import ModelError
 from headway.core.records import TOKENS, Message, ToolCall, ToolSpec
 from headway.renderers.answers import MARKERS, TAGGED, THINK, split_reasoning
 from headway.renderers.template import ChatTemplate, find_template
-from headway.renderers.tool_text import format_of, in_first_question, in_words
+from headway.renderers.tool_text import calls_in_content, format_of, in_first_question, in_words
 
 _SENTINEL = "\u2060HEADWAY-ANSWER\u2060"
 _END_OF_MESSAGE = "<|eom_id|>"  # Llama 3 closes a message with it that calls a tool and expects the result
@@ -90,11 +90,7 @@ class Renderer:
         limit), the extension starts with it.
         """
         answered = Message("assistant", _SENTINEL)
-        try:
-            text = self._render([*conversation[:-1], answered, *new_messages], tools)
-        except ModelError:  # it refuses two calls in one earlier answer, say; what it would write is not used
-            before = [Message(m.role, m.content) if m.role == "assistant" else m for m in conversation[:-1]]
-            text = self._render([*before, answered, *new_messages], tools)
+        text = self._render([*conversation[:-1], answered, *new_messages], tools)
         ids = self.encode(_after_sentinel(text))
         if ids and answer_ids and answer_ids[-1] in self._stop_ids:
             last = answer_ids[-1]
@@ -155,11 +151,22 @@ class Renderer:
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """Return a conversation with a generation prompt; tools that the template does not know in words."""
-        if not tools or not messages or self._format is not None:
+        calls = any(message.tool_calls for message in messages)
+        if not messages or not (tools or calls):
+            return self._template.render(messages, add_generation_prompt=True)
+        if self._format is not None:
+            try:
+                return self._template.render(messages, add_generation_prompt=True, tools=tools)
+            except ModelError:
+                if not calls:
+                    raise
+            messages = calls_in_content(messages, self._format)  # it refuses two calls in one answer, say
             return self._template.render(messages, add_generation_prompt=True, tools=tools)
         try:
             return self._template.render(in_words(messages, tools), add_generation_prompt=True)
         except ModelError:
+            if not tools:
+                raise
             return self._template.render(in_first_question(messages, tools), add_generation_prompt=True)
 
     def _token_id(self, token: str) -> int | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.errors import ModelError
 from headway.core.records import Message, ToolCall, ToolSpec
-from headway.renderers.answers import CALL, CALL_END, FORMATS, ToolFormat
+from headway.renderers.answers import CALL, CALL_END, FORMATS, TAGGED, ToolFormat
 from headway.renderers.template import plain_tool
 
 if TYPE_CHECKING:
@@ -65,14 +65,20 @@ def format_of(template: ChatTemplate) -> ToolFormat | None:
 
 def in_words(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
     """Return a conversation with the tools in its system prompt, calls and results in its messages."""
+    written = [_result_in_words(message) for message in calls_in_content(messages, TAGGED)]
+    if not tools:
+        return written
     listed = "\n".join(json.dumps(plain_tool(tool), ensure_ascii=False) for tool in tools)
     told = _INTRODUCTION.format(tools=listed)
-    head, *rest = messages
+    head, *rest = written
     if head.role == "system":
-        first = [replace(head, content=f"{head.content}\n\n{told}"), *rest]
-    else:
-        first = [Message("system", told), *messages]
-    return [_in_words(message) for message in first]
+        return [replace(head, content=f"{head.content}\n\n{told}"), *rest]
+    return [Message("system", told), *written]
+
+
+def calls_in_content(messages: Sequence[Message], form: ToolFormat) -> list[Message]:
+    """Return a conversation whose calls are written into the content, as the policy writes them."""
+    return [_with_calls_in_content(message, form) for message in messages]
 
 
 def in_first_question(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
@@ -83,13 +89,15 @@ def in_first_question(messages: Sequence[Message], tools: Sequence[ToolSpec]) ->
     return [replace(rest[0], content=f"{system.content}\n\n{rest[0].content}"), *rest[1:]]
 
 
-def _in_words(message: Message) -> Message:
-    if message.role == "tool":
-        return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
+def _result_in_words(message: Message) -> Message:
+    if message.role != "tool":
+        return message
+    return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
+
+
+def _with_calls_in_content(message: Message, form: ToolFormat) -> Message:
     if not message.tool_calls:
         return message
-    calls = [
-        f'{CALL}\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}\n{CALL_END}'
-        for call in message.tool_calls
-    ]
-    return replace(message, content="\n".join([message.content, *calls]).lstrip("\n"), tool_calls=())
+    calls = form.between.join(form.write(call.name, call.arguments) for call in message.tool_calls)
+    content = f"{message.content}\n{calls}" if message.content else calls
+    return replace(message, content=content, tool_calls=())
