@@ -14,11 +14,12 @@ pytestmark = [pytest.mark.examples, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 AFTER_ANOTHER = {"prune.toml"}  # needs what a run of its neighbour leaves
+OTHERWISE_TESTED = {"mini_swe_agent.toml"}  # in test_mini_swe_agent.py, with a policy that can play it
 WITH_A_JUDGE = sorted(path.name for path in (ROOT / "examples" / "judge").glob("*.toml"))  # needs its server
 CONFIGS = sorted(
     path.relative_to(ROOT / "examples")
     for path in (ROOT / "examples").rglob("*.toml")
-    if path.name not in {*AFTER_ANOTHER, *WITH_A_JUDGE} and path.parent.name != "cases"
+    if path.name not in {*AFTER_ANOTHER, *OTHERWISE_TESTED, *WITH_A_JUDGE} and path.parent.name != "cases"
 )
 SPECS = sorted((ROOT / "examples" / "cases").glob("*.toml"))
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

@@ -451,3 +451,29 @@ async def test_an_answer_that_no_client_took_is_told_to_who_asks_the_same_again(
     assert session.kept(b"another") is None
     assert session.kept(b"request") is done
     assert session.kept(b"request") is None
+
+
+HOSTILE = [
+    b"\x00\xff\r\n\r\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n" + b"x" * 2_000_000,
+    b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 200_000,
+    b"GET /v1/models HTTP/1.0\r\n\r\nGET /v1/models HTTP/1.1\r\n\r\n",
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n[[[[[",
+]
+
+
+@pytest.mark.parametrize("data", HOSTILE, ids=range(len(HOSTILE)))
+async def test_what_is_no_request_harms_nobody_else(tmp_path, data):
+    gateway = Gateway(GatewaySettings(max_request_mb=1), name=str(tmp_path))
+    async with gateway.serving():
+        endpoint = await gateway.open(Models(), "r1.1")
+        reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
+        with contextlib.suppress(ConnectionError):
+            writer.write(data)
+            writer.write_eof()
+            answer = await reader.read()
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+        writer.close()
+        assert (await asked(endpoint, "/v1/models"))[0] == 200

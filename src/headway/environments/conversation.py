@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headway.core.errors import ContextFullError, EnvironmentFault
@@ -23,6 +22,7 @@ from headway.core.protocols import Completion, Endpoint, EndpointServer, Engine,
 from headway.core.records import Message, ToolSpec, Turn, merge_spans
 from headway.environments.branches import Branches
 from headway.environments.generation import Generation, GenerationLimits
+from headway.environments.histories import Histories
 from headway.environments.partial import Partial
 from headway.environments.record import Record, ReplayDivergedError, Said
 from headway.environments.turns import Turns
@@ -68,7 +68,6 @@ class Conversation:
         self._tools: tuple[ToolSpec, ...] = ()
         self._system = [] if system_prompt is None else [Message("system", system_prompt)]
         self._busy = False  # a say waits for an answer
-        self._num_completions = 0  # asked for
         self._closed = False
         self._known: list[Turn] = []  # of an earlier life
         self._carried: Answer | None = None  # the unfinished answer of an earlier life
@@ -77,6 +76,7 @@ class Conversation:
         )
         branches = Branches(strict=strict_reasoning)
         self.turns = Turns(command, renderer, limits, self.generation, watch, emit, branches)
+        self._histories = Histories(self.turns, renderer, self._parked, self._must_be_open)
         self.record = Record()
         self.payload: Callable[[], Awaitable[str]] = _no_payload  # writes what another life goes on from
 
@@ -127,33 +127,14 @@ class Conversation:
     ) -> Completion:
         """Let the policy answer a whole history; see `Completions`."""
         self._must_take_histories()
-        if not messages or messages[-1].role == "assistant":
-            raise EnvironmentFault(
-                "a history must end with a message that is not the assistant's",
-                remedy="Leave the last message out, or put a user's or a tool's message behind it",
-            )
-        history, given = self._begun(messages), tuple(tools)
-        parent, covered = self.turns.branches.find(history, given)
-        new = history[covered:]
-        answer = self.turns.begin(new, max_tokens, self.turns.prompt(parent, new, given), parent, tuple(stop))
-        turn = await self._completed(answer)
-        told = self._told(turn, stop, given)
-        return self._completion(self.turns.record(turn, new, told[0], given), *told)
+        return await self._histories.complete(self._begun(messages), tuple(tools), max_tokens, tuple(stop))
 
     async def complete_ids(
         self, prompt_ids: array[int], *, max_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Completion:
         """Let the policy go on from token ids; see `Completions`."""
         self._must_take_histories()
-        if not prompt_ids:
-            raise EnvironmentFault("a prompt must have at least one token")
-        parent, covered = self.turns.branches.find_ids(prompt_ids, self.recorder.turns)
-        new = prompt_ids[covered:]
-        answer = self.turns.begin([], max_tokens, new, parent, tuple(stop))
-        turn = await self._completed(answer)
-        told = self._told(turn, stop, ())
-        said = [Message("user", self._renderer.decode(new, skip_special=False))]
-        return self._completion(self.turns.record(turn, said, told[0], as_ids=True), *told)
+        return await self._histories.complete_ids(prompt_ids, max_tokens, tuple(stop))
 
     @asynccontextmanager
     async def endpoint(self) -> AsyncGenerator[Endpoint]:
@@ -290,30 +271,7 @@ class Conversation:
 
     def _begun(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages that begin a conversation, with the environment's system prompt."""
-        return [*([] if messages[0].role == "system" else self._system), *messages]
-
-    async def _completed(self, answer: Answer) -> Turn:
-        """Grow an answer to a history; return the turn, which is not recorded yet."""
-        number, self._num_completions = self._num_completions, self._num_completions + 1
-        try:
-            finish = await self.turns.grow(answer, f"c{number}", number)
-        finally:
-            await self._parked()
-        self._must_be_open()
-        return self.turns.ended(answer, finish)
-
-    def _told(self, turn: Turn, stop: Sequence[str], tools: tuple[ToolSpec, ...]) -> tuple[Message, str]:
-        """Return an answer as clients are told it, and why what looks like a call of a tool is none."""
-        message, malformed = self._renderer.message(turn.token_ids, tools, turn=self.num_turns)
-        ends = [at for each in stop if (at := message.content.find(each)) >= 0]
-        return (replace(message, content=message.content[: min(ends)]) if ends else message), malformed
-
-    def _completion(self, index: int, message: Message, malformed: str) -> Completion:
-        self.turns.judge(index)
-        turn = self.recorder.turns[index]
-        context = self.recorder.context(turn.parent) + turn.prompt_ids
-        sampled = turn.token_ids, turn.logprobs
-        return Completion(context, *sampled, message, turn.finish, malformed, index, turn.parent)
+        return [*([] if messages and messages[0].role == "system" else self._system), *messages]
 
     async def _said(self, messages: list[Message], cap: int | None) -> Reply:
         known = self.record.said(messages, cap)

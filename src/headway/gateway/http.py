@@ -114,6 +114,11 @@ class Exchange:
         await self._drain()
 
     @property
+    def may_respond(self) -> bool:
+        """Whether a response can still begin."""
+        return self._protocol.our_state in (h11.IDLE, h11.SEND_RESPONSE)
+
+    @property
     def goes_on(self) -> bool:
         """Whether the connection may bring another request."""
         return self._protocol.our_state is h11.DONE and self._protocol.their_state is h11.DONE

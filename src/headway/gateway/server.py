@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import zlib
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from headway.core.protocols import Completions
     from headway.gateway.http import Request
 
+_log = logging.getLogger("headway.gateway")
 _PORTS = range(20_000, 30_000)  # a worker that is started anew tries to have its port again
 _HOST = "127.0.0.1"
 
@@ -156,11 +158,16 @@ class Gateway:
                     if exchange.begun:
                         exchange.abort()
                         return
+                    if not exchange.may_respond:
+                        return
                     await exchange.respond(error.status, writing.dumped(error.body))
                 if not exchange.goes_on:
                     return
         except ClientGoneError:
             return
+        except Exception:  # one connection's fault must not be the end of all rollouts of this worker
+            _log.exception("a connection was cut off")
+            exchange.abort()
         finally:
             self._writers.discard(writer)
             writer.close()
