@@ -92,8 +92,6 @@ async def _made(
     recipes: Path | None,
     verify: bool,
 ) -> list[Made]:
-    from dataclasses import replace
-
     from headway.environments.bugfix.make import Maker, requirements
     from headway.environments.bugfix.settings import sandbox_settings
     from headway.sandbox.leases import own_label
@@ -103,7 +101,7 @@ async def _made(
     if needed := requirements(settings.runner):
         (out / "requirements.txt").write_text(needed)
         image = str(out / "requirements.txt")
-    chosen = replace(sandbox_settings(settings_of(provider_name), settings.workers), image=image)
+    chosen = sandbox_settings(settings_of(provider_name), settings.workers, image)
     provider = make_pool(chosen, own_label("bugfix"), warm=0)
     if packages or verify:
         await provider.preflight()

@@ -25,6 +25,7 @@ from headway.core.records import Message, Reward, Task
 from headway.core.settings import Problem as SettingProblem
 from headway.core.settings import setting
 from headway.environments.bugfix.edits import edits_of, with_edits
+from headway.environments.bugfix.mutations import functions, parse
 from headway.environments.bugfix.repository import changed, hashes, tools
 from headway.environments.bugfix.rows import Row, read_rows, with_bugs
 from headway.environments.bugfix.single import answered, function_around, replaced, shown
@@ -91,6 +92,7 @@ class Bugfix:
         self._folder = Path(settings.tasks).expanduser().parent
         self._rows = {row.instance_id: row for row in read_rows(Path(settings.tasks).expanduser())}
         self._trees: dict[str, Tree] = {}  # of packages, without bugs
+        self._functions: dict[tuple[str, str], list[Function]] = {}  # of their files
         self.stop_strings = ("\n```\n",) if max(settings.levels) < 3 else ()  # the closing fence
         self._train: dict[int, list[str]] = {}
         held_out: list[tuple[int, str]] = []
@@ -132,10 +134,10 @@ class Bugfix:
 
     def prompt(self, task: Task) -> Sequence[Message]:
         """Return the one message of a task."""
-        row, settings = self._row(task), self._settings
+        row, settings = self.row(task), self._settings
         said = _last(row.hints_text, settings.said_chars)
         if task.level < 3:
-            data, function = self._shown(row)
+            data, function = self.shown(row)
             if task.level == 1:
                 text = _MARKED.format(function=shown(data, function, marked=row.bugs[0].line))
             else:
@@ -147,11 +149,10 @@ class Bugfix:
 
     async def rollout(self, task: Task, chat: Chat, sandbox: Sandbox) -> Outcome:
         """Ask for a line, or let the policy work on the repository."""
-        row, settings = self._row(task), self._settings
+        row, settings = self.row(task), self._settings
         if task.level < 3:
             reply = await chat.say(self.prompt(task), max_tokens=settings.line_tokens)
-            _, function = self._shown(row)
-            answer = answered(reply.text, function, row.bugs[0].line if task.level == 1 else 0)
+            answer = answered(reply.text, self._function(row), row.bugs[0].line if task.level == 1 else 0)
             return Outcome({"line": None if answer is None else list(answer)})
         tree, layout = self._given(row, task.level), _layout(row)
         await sandbox.upload(".", pack(tree))
@@ -169,7 +170,7 @@ class Bugfix:
 
     async def score(self, task: Task, outcome: Outcome, sandbox: Sandbox) -> Reward:
         """Run the hidden tests on what the policy changed."""
-        row = self._row(task)
+        row = self.row(task)
         base = self._base(row)
         tree = with_bugs(base, row.bugs)
         if task.level < 3:
@@ -194,12 +195,13 @@ class Bugfix:
         run = await run_tests(sandbox, _layout(row), tests, wall_s=self._settings.tests_s)
         return checked(judged(row, run, self._settings.reward))
 
-    def _row(self, task: Task) -> Row:
+    def row(self, task: Task) -> Row:
+        """Return the row that a task is made of."""
         return self._rows[str(task.payload["instance"])]
 
     def _base(self, row: Row) -> Tree:
         if row.source not in self._trees:
-            self._trees[row.source] = load(row.source, self._folder)
+            self._trees[row.source] = load(row.source, self._folder, row.base_commit.removeprefix("sha256:"))
         return self._trees[row.source]
 
     def _given(self, row: Row, level: int) -> Tree:
@@ -208,10 +210,18 @@ class Bugfix:
         tree = with_bugs(self._base(row), row.bugs)
         return {path: data for path, data in tree.items() if path not in hidden}
 
-    def _shown(self, row: Row) -> tuple[bytes, Function]:
+    def shown(self, row: Row) -> tuple[bytes, Function]:
+        """Return the file with the first bug, and the function that holds it."""
+        return with_bugs(self._base(row), row.bugs)[row.bugs[0].path], self._function(row)
+
+    def _function(self, row: Row) -> Function:
+        """Return the function that holds the first bug; no bug moves a line."""
         bug = row.bugs[0]
-        data = with_bugs(self._base(row), row.bugs)[bug.path]
-        return data, function_around(data, bug.line)
+        known = self._functions.get((row.source, bug.path))
+        if known is None:
+            known = functions(parse(self._base(row)[bug.path]))
+            self._functions[row.source, bug.path] = known
+        return function_around(known, bug.line)
 
     def _fits(self, row: Row, level: int) -> bool:
         if not row.bugs:
@@ -220,7 +230,7 @@ class Bugfix:
             return (len(row.bugs) > 1) == (level == 5)
         if len(row.bugs) > 1:
             return False
-        _, function = self._shown(row)
+        function = self._function(row)
         return function.last - function.first < self._settings.max_lines
 
 

@@ -12,6 +12,7 @@ packages.json (the same without any package's text), requirements.txt (what the 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -206,7 +207,7 @@ class Maker:
 
         left = settings.max_tries * max(0, wanted - len(made.rows))
         while len(made.rows) < wanted and left > 0:
-            drawn = [bugs for bugs, _ in zip(source, range(2 * settings.workers), strict=False)]
+            drawn = list(itertools.islice(source, 2 * settings.workers))
             if not drawn:
                 return
             left -= len(drawn)

@@ -9,10 +9,11 @@ if TYPE_CHECKING:
     from headway.sandbox.settings import SandboxSettings
 
 
-def sandbox_settings(settings: SandboxSettings, num_live: int) -> SandboxSettings:
+def sandbox_settings(settings: SandboxSettings, num_live: int, image: str = "") -> SandboxSettings:
     """Return settings with which a package's tests have room enough."""
     return replace(
         settings,
+        image=image,
         wall_s=60.0,
         cpu_s=300,
         memory_mb=1024,

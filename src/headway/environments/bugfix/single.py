@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from headway.environments.bugfix.mutations import functions, parse
-
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headway.environments.bugfix.mutations import Function
 
 MARK = "  # BUG"
@@ -19,9 +19,9 @@ _BLOCK = re.compile(r"```[a-z]*\n(.*?)(?:\n?```|\Z)", re.DOTALL)
 _NUMBERED = re.compile(r"^\s*(?:line\s+)?(\d{1,4})\s*[:.]\s?(.*)$", re.IGNORECASE)
 
 
-def function_around(data: bytes, line: int) -> Function:
-    """Return the outermost function that holds a line; raises KeyError when there is none."""
-    for function in functions(parse(data)):
+def function_around(among: Sequence[Function], line: int) -> Function:
+    """Return the function that holds a line; raises KeyError when there is none."""
+    for function in among:
         if function.first <= line <= function.last:
             return function
     raise KeyError(line)

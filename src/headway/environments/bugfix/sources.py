@@ -178,9 +178,19 @@ def obtain(wanted: str, out: Path, digest: str = "") -> Package:
     return found
 
 
-def load(place: str, folder: Path) -> Tree:
-    """Return the files of a package that tasks name, relative to the tasks' folder."""
-    return read_tree(folder / place)
+def load(place: str, folder: Path, digest: str) -> Tree:
+    """Return the files of a package that tasks name, relative to the tasks' folder.
+
+    Raises EnvironmentSetupError when they are not there, or have another hash than when the tasks were made.
+    """
+    path = folder / place
+    if not path.exists():
+        rule = "the sources that a file of tasks names must be there"
+        raise EnvironmentSetupError(rule, value=str(path), remedy="Make the tasks again (docs/bugfix.md)")
+    if digest_of(path) != digest:
+        rule = "a package's sources must have the hash that its tasks were made from"
+        raise EnvironmentSetupError(rule, value=str(path), remedy=f"It was {digest}")
+    return read_tree(path)
 
 
 def _local(folder: Path, out: Path) -> Package:
