@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from keep import keep
+from keep import merge
 
 from headway.core.clock import process_cpu_s, stopwatch
 from headway.core.commands import StartRollout
@@ -277,8 +277,10 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
             if name not in options.scenes:
                 continue
             rollouts = Rollouts(instant, renderer, big, gateway)
-            result |= await scene(options, rollouts)
-            print(json.dumps(result, indent=1), flush=True)
+            found = await scene(options, rollouts)
+            print(json.dumps(found, indent=1), flush=True)
+            merge("gateway", name, found)
+            result |= found
             await rollouts.close()
         if "rate" not in options.scenes:
             gateway.close()
@@ -298,7 +300,9 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
             read_weights=lambda _: state.items(),
         )
         rollouts = Rollouts(WithoutEnd(engine), renderer, limits, gateway)
-        result |= await token_rate(options, rollouts)
+        found = await token_rate(options, rollouts)
+        merge("gateway", "rate", found)
+        result |= found
         await rollouts.close()
         await engine.close()
         gateway.close()
@@ -317,7 +321,7 @@ def main() -> None:
     parser.add_argument("--idle", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    keep("gateway", asyncio.run(measured(options)))
+    print(json.dumps(asyncio.run(measured(options))))
 
 
 if __name__ == "__main__":
