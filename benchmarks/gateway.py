@@ -5,7 +5,8 @@
 
 - load: sessions that take turns, at a fixed rate of requests with whole histories, an engine that answers at
   once with 32 tokens. Server time is from the complete request to the response's last byte, everything
-  included: JSON, the history's branch, the chat template, tokens, the recorder. What the clients saw too.
+  included: JSON, the history's branch, the chat template, tokens, the recorder. Beside it the CPU time that
+  passed meanwhile, which other work on the machine disturbs less, and what the clients saw.
 - idle: resident memory that sessions take which have said something once and keep their connection.
 - rate: tokens/s of rollouts whose turns have 128 tokens, with the tiny model, asked in this process or by a
   program over HTTP, interleaved: one rollout, and eight at a time.
@@ -30,7 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from keep import keep
+from keep import merge
 
 from headway.core.clock import process_cpu_s, stopwatch
 from headway.core.commands import StartRollout
@@ -83,11 +84,24 @@ class WithoutEnd:
         await self._engine.end_session(session)
 
 
+class Timed(Gateway):
+    """The gateway, which also says what CPU time passed in this process while it served each request."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.cpu_ms: list[float] = []
+
+    async def _serve(self, *given: Any) -> None:
+        began = process_cpu_s()
+        await super()._serve(*given)
+        self.cpu_ms.append(1000 * (process_cpu_s() - began))
+
+
 class Rollouts:
     """Rollouts of one engine, each with an endpoint."""
 
-    def __init__(self, engine: Any, renderer: Renderer, limits: GenerationLimits, gateway: Gateway) -> None:
-        self._engine, self._renderer, self._limits, self._gateway = engine, renderer, limits, gateway
+    def __init__(self, engine: Any, renderer: Renderer, limits: GenerationLimits, gateway: Timed) -> None:
+        self._engine, self._renderer, self._limits, self.gateway = engine, renderer, limits, gateway
         self._number = 0
         self._stack = AsyncExitStack()
 
@@ -97,7 +111,7 @@ class Rollouts:
         command = StartRollout(name, 1, name, TASK.id, "train", "policy", self._number, 1.0, "engine")
         return Conversation(
             command, {"engine": self._engine}, self._renderer, self._limits, (), None, Watch(command, TASK),
-            lambda event: None, self._gateway,
+            lambda event: None, self.gateway,
         )  # fmt: skip
 
     async def served(self, count: int) -> list[Endpoint]:
@@ -155,10 +169,11 @@ async def under_load(options: argparse.Namespace, rollouts: Rollouts) -> dict[st
     )
     found = await client.line()
     await client.end()
+    found["server_cpu_ms"] = rollouts.gateway.cpu_ms
     spent_s, cpu_s = stopwatch() - began, process_cpu_s() - cpu_s
     result = {
         f"load.{side}_ms.{name}": percentile(found[f"{side}_ms"], share)
-        for side in ("server", "client")
+        for side in ("server", "server_cpu", "client")
         for name, share in (("p50", 0.5), ("p99", 0.99))
     }
     result |= {
@@ -252,7 +267,7 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
     model = resolve("tiny")
     renderer = Renderer(model)
     limits = GenerationLimits(TURN_TOKENS, 1024)
-    gateway = Gateway(name=f"bench.{os.getpid()}")
+    gateway = Timed(name=f"bench.{os.getpid()}")
     result: dict[str, float] = {}
     async with asyncio.TaskGroup() as group:
         group.create_task(gateway.run())
@@ -262,8 +277,10 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
             if name not in options.scenes:
                 continue
             rollouts = Rollouts(instant, renderer, big, gateway)
-            result |= await scene(options, rollouts)
-            print(json.dumps(result, indent=1), flush=True)
+            found = await scene(options, rollouts)
+            print(json.dumps(found, indent=1), flush=True)
+            merge("gateway", name, found)
+            result |= found
             await rollouts.close()
         if "rate" not in options.scenes:
             gateway.close()
@@ -283,7 +300,9 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
             read_weights=lambda _: state.items(),
         )
         rollouts = Rollouts(WithoutEnd(engine), renderer, limits, gateway)
-        result |= await token_rate(options, rollouts)
+        found = await token_rate(options, rollouts)
+        merge("gateway", "rate", found)
+        result |= found
         await rollouts.close()
         await engine.close()
         gateway.close()
@@ -302,7 +321,7 @@ def main() -> None:
     parser.add_argument("--idle", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    keep("gateway", asyncio.run(measured(options)))
+    print(json.dumps(asyncio.run(measured(options))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An agent: it reads its task, asks the model, and writes the answer to a file. The standard library is enough.
+"""An agent: it reads its task, asks the model, and writes the answer to a file.
 
 It knows nothing of Headway. Any program that speaks the OpenAI API can stand in its place, in any language.
 """

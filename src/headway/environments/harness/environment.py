@@ -129,7 +129,8 @@ class Harness:
         result = await sandbox.exec(self._test(row), limits=ExecLimits(settings.test_timeout_s))
         passed = result.rc == 0
         said = (result.stdout + result.stderr).strip()[-300:]
-        reason = "the test passed" if passed else f"the test failed ({result.cause}, rc {result.rc}): {said}"
+        failed = f"the test failed ({result.cause}, rc {result.rc}){': ' * bool(said)}{said}"
+        reason = "the test passed" if passed else failed
         ended = f"the program ended by {data['cause']}, rc {data['rc']}"
         return Reward(float(passed), (reason, ended), {"program_failed": float(data["rc"] != 0)})
 
