@@ -40,6 +40,7 @@ BUILT_IN = {
     "arithmetic": "headway.environments.arithmetic:Arithmetic",
     "bugfix": "headway.environments.bugfix.environment:Bugfix",
     "python-code": "headway.environments.python_code:PythonCode",
+    "swe-bench": "headway.environments.bugfix.swe_bench:SweBench",
 }
 GROUP = "headway.environments"
 _PARTS = {
