@@ -110,3 +110,14 @@ def test_the_tour_of_all_commands(tmp_path):
     assert (tmp_path / "report.html").stat().st_size > 1_000_000
     assert (tmp_path / "model" / "model.safetensors").is_file()
     assert (tmp_path / "runs" / "on-the-best" / "model" / "model.safetensors").is_file()
+
+
+def test_a_scripted_policy_tries_bugs_and_the_maker_makes_some(tmp_path):
+    bugfix = ROOT / "examples" / "bugfix"
+    said = ran(
+        sys.executable, "examples/bugfix/scripted.py", "examples/bugfix/tasks.jsonl", "--count", "4", cwd=ROOT
+    )
+    assert [line.split(":")[0] for line in said.splitlines()] == [f"level {level}" for level in range(1, 6)]
+    package = ("bugfix", str(bugfix / "wordkit"), "--runner", "unittest", "--tasks", "3", "--several", "0")
+    assert "3 tasks in" in ran("headway", "env", "make", *package, "--out", str(tmp_path), cwd=ROOT)
+    assert len((tmp_path / "tasks.jsonl").read_text().splitlines()) == 3

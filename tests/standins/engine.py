@@ -2,7 +2,8 @@
 
 It knows the flags that Headway uses, as the engines document them, and refuses every other; it refuses a
 `run` that leaves out one that contains. Run as `engine.py NAME STATE ARGUMENTS...`; files in STATE make it
-fail: `down`, `fail-run` (the container is made and does not start), `slow-run` (seconds).
+fail: `down`, `fail-run` (the container is made and does not start), `slow-run` (seconds). A folder below
+`images` in STATE is a further image, `o.r_1` of `o/r:1`, whose content is in /testbed.
 """
 
 import argparse
@@ -39,7 +40,7 @@ def main(engine, state, arguments):
     verb = arguments[0]
     if verb == "image":
         assert arguments[1] == "inspect"
-        if arguments[-1] not in IMAGES:
+        if not known_image(state, arguments[-1]):
             sys.stderr.write(f"Error: No such image: {arguments[-1]}\n")
             return 1
         print("sha256:0")
@@ -84,7 +85,7 @@ def run(engine, state, arguments):
         raise Refused("the stand-in wants no swap")
     int(asked.pids_limit), float(asked.cpus)
     mounts = dict(item.split(":", 1) for item in asked.tmpfs)
-    if asked.image not in IMAGES:
+    if not known_image(state, asked.image):
         raise Refused(f"Unable to find image '{asked.image}' locally")
     slow = state / "slow-run"
     record = {
@@ -103,7 +104,11 @@ def run(engine, state, arguments):
             if option.split("=")[0] not in (*known, "rw", "exec", "nosuid", "nodev"):
                 raise Refused(f"invalid tmpfs option {option}")
     guard, first = box.make(
-        state / asked.name, [asked.entrypoint, *asked.rest], work=mounts["/work"], tmp=mounts["/tmp"]
+        state / asked.name,
+        [asked.entrypoint, *asked.rest],
+        work=mounts["/work"],
+        tmp=mounts["/tmp"],
+        testbed=None if asked.image in IMAGES else folder_of(state, asked.image),
     )
     if not (state / f"{asked.name}.json").exists():  # removed meanwhile
         box.end(guard, first, state / asked.name)
@@ -112,6 +117,14 @@ def run(engine, state, arguments):
     (state / f"{asked.name}.json").write_text(json.dumps(record))
     print(asked.name)
     return 0
+
+
+def folder_of(state, image):
+    return state / "images" / image.replace("/", ".").replace(":", "_")
+
+
+def known_image(state, image):
+    return image in IMAGES or folder_of(state, image).is_dir()
 
 
 def load(state, name):

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from headway.core.records import FinishReason, Message, Reward, Stream, Task, ToolSpec, VersionSpan
 
@@ -364,7 +364,11 @@ class SandboxProvider(Protocol):
         ...
 
     async def create(self, sandbox_id: str, labels: Mapping[str, str]) -> Sandbox:
-        """Create a sandbox; cancelling the call leaves nothing behind."""
+        """Create a sandbox; cancelling the call leaves nothing behind.
+
+        Label `image` names the container image that it is made of, in place of the configured one; a provider
+        without containers raises SandboxError for it.
+        """
         ...
 
     async def alive(self, sandbox_id: str) -> bool:
@@ -607,6 +611,15 @@ class Environment(Protocol):
 
     async def score(self, task: Task, outcome: Outcome, sandbox: Sandbox) -> Reward:
         """Score an outcome. `sandbox` is a fresh one, created only when it is used."""
+        ...
+
+
+@runtime_checkable
+class HasImages(Protocol):
+    """An environment whose tasks have container images of their own."""
+
+    def image(self, task: Task) -> str:
+        """Return the image that a task's sandboxes are made of; "" for the one that is configured."""
         ...
 
 

@@ -26,7 +26,7 @@ from headway.core.clock import stopwatch
 from headway.core.events import Event, RolloutEnded, RolloutFailed, SandboxLost, SandboxReleased, Scored
 from headway.core.hooks import load_function
 from headway.core.payload import PayloadWriter, read_payload
-from headway.core.protocols import EndpointServer, Engine, Environment, Outcome, SandboxProvider
+from headway.core.protocols import EndpointServer, Engine, Environment, HasImages, Outcome, SandboxProvider
 from headway.environments.conversation import Conversation
 from headway.environments.faults import describe_exception, owner_and_cause
 from headway.environments.lease import SandboxLease
@@ -202,7 +202,7 @@ class RolloutHost:
         return self._group.create_task(work)
 
     async def _rollout(self, command: StartRollout, task: Task, attempt: _Attempt) -> None:
-        lease = self._lease(command, attempt, f"{command.rollout}.{command.attempt}", "rollout")
+        lease = self._lease(command, task, attempt, f"{command.rollout}.{command.attempt}", "rollout")
         chat: Conversation | None = None
         ended: RolloutEnded | RolloutFailed | None = None
         environment = self._environment(command)
@@ -272,7 +272,7 @@ class RolloutHost:
 
     async def _score(self, command: Score, task: Task, attempt: _Attempt) -> None:
         sandbox_id = f"{command.rollout}.{command.attempt}.v{command.tries}"
-        lease = self._lease(command, attempt, sandbox_id, "verify")
+        lease = self._lease(command, task, attempt, sandbox_id, "verify")
         answer: Event | None = None
         try:
             answer = await self._scored(command, task, lease)
@@ -331,12 +331,17 @@ class RolloutHost:
     def _lease(
         self,
         command: StartRollout | Score,
+        task: Task,
         attempt: _Attempt,
         sandbox_id: str,
         purpose: Literal["rollout", "verify"],
     ) -> SandboxLease:
         emit = self._gate(attempt)
-        lease = SandboxLease(sandbox_id, *_of(command), purpose, self._provider, self._run_id, emit)
+        environment = self._environment(command)
+        image = environment.image(task) if isinstance(environment, HasImages) else ""
+        lease = SandboxLease(
+            sandbox_id, *_of(command), purpose, self._provider, self._run_id, emit, image=image
+        )
         self._leases[sandbox_id] = lease
         return lease
 

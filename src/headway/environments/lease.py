@@ -65,6 +65,7 @@ class SandboxLease:
         run_id: str,
         emit: Callable[[Event], None],
         record: Record | None = None,
+        image: str = "",
     ) -> None:
         self._id = sandbox_id
         self._rollout = rollout
@@ -72,6 +73,8 @@ class SandboxLease:
         self._purpose: Literal["rollout", "verify"] = purpose
         self._provider = provider
         self._labels = {"run": run_id, "rollout": rollout, "purpose": purpose}
+        if image:
+            self._labels["image"] = image  # what its container is made of
         self._emit = emit
         self.record = record or Record()
         self.store: Path | None = None  # where the record's snapshots are

@@ -44,6 +44,7 @@ BUILT_IN = {
     "dataset": "headway.environments.dataset.environment:Dataset",
     "harness": "headway.environments.harness.environment:Harness",
     "python-code": "headway.environments.python_code:PythonCode",
+    "swe-bench": "headway.environments.bugfix.swe_bench:SweBench",
 }
 FAMILIES = {"reasoning-gym": "headway.environments.reasoning_gym.environment"}
 """Environments `FAMILY:NAME`: a module whose `named` returns the class of a name; its `members` lists all."""

@@ -46,6 +46,7 @@ class ContainerProvider(RemoteProvider):
     """Makes sandboxes with a container engine."""
 
     pauses = True
+    images = True
 
     def __init__(self, settings: SandboxSettings, engine: Engine) -> None:
         super().__init__(settings)
@@ -174,6 +175,7 @@ class _Container:
             "headway.id": sandbox_id,
             "headway.owner": f"{socket.gethostname()}:{os.getpid()}",
         } | {f"headway.label.{key}": value for key, value in labels.items()}
+        self._image = labels.get("image") or settings.container_image
         self.name = f"headway-{uuid.uuid4().hex}"
         self.watched = engine == "podman"  # whose tmpfs have no limit on files
         self._still = False
@@ -182,9 +184,7 @@ class _Container:
         """Start it, detached. What is there of it when this fails, `end` removes."""
         code, _, said = await command_line.ask(self.command(), self._settings.start_timeout_s)
         if code:
-            raise SandboxError(
-                f"a container did not start: {said.strip()}", value=self._settings.container_image
-            )
+            raise SandboxError(f"a container did not start: {said.strip()}", value=self._image)
 
     def command(self) -> list[str]:
         """Return the command line that starts it."""
@@ -206,7 +206,7 @@ class _Container:
         words += ["--tmpfs", f"{WORK}:{flags},size={settings.work_mb}m"]
         words += ["--tmpfs", f"/tmp:{flags},size={settings.tmpfs_mb}m"]
         first, *rest = program("hold")
-        return [self._engine, *words, "--entrypoint", first, settings.container_image, *rest]
+        return [self._engine, *words, "--entrypoint", first, self._image, *rest]
 
     async def call(
         self,

@@ -55,6 +55,7 @@ class RosterProvider(Generic[S]):
     """Keeps live sandboxes, no more than `sandbox.max_live`; a subclass says what a new one is."""
 
     snapshots = True
+    images = False  # whether a sandbox may be made of the container image that its label names
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -75,6 +76,12 @@ class RosterProvider(Generic[S]):
         """Make a sandbox, lazily; label `run` names the run that `reap` would end it with."""
         if sandbox_id in self._live:
             raise SandboxError("a sandbox id must be new", value=sandbox_id)
+        if labels.get("image") and not self.images:
+            raise SandboxError(
+                "a task that has a container image of its own needs containers",
+                value=labels["image"],
+                remedy='Set sandbox.provider to "podman" or "docker"',
+            )
         if len(self._live) >= self._settings.max_live:
             raise SandboxError(
                 "sandboxes that live at once must not exceed sandbox.max_live",
