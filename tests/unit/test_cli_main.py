@@ -94,7 +94,7 @@ def test_a_command_is_listed_with_its_own_first_line_and_shows_an_example(path, 
             f"There is no command 'zzzz'. The commands are {', '.join(cli_main.COMMANDS)}.",
         ),
         (["env", "lst"], "There is no command 'lst'. Did you mean list?"),
-        (["train"], "Missing argument 'CONFIG'."),
+        (["train"], "there must be a config file, or data to train on. Give CONFIG"),
         (["replay", "somewhere"], "Add --verify: comparing is all that replay does."),
     ],
 )
