@@ -94,7 +94,7 @@ def test_a_command_is_listed_with_its_own_first_line_and_shows_an_example(path, 
             f"There is no command 'zzzz'. The commands are {', '.join(cli_main.COMMANDS)}.",
         ),
         (["env", "lst"], "There is no command 'lst'. Did you mean list?"),
-        (["train"], "Missing argument 'CONFIG'."),
+        (["train"], "there must be a config file, or data to train on. Give CONFIG"),
         (["replay", "somewhere"], "Add --verify: comparing is all that replay does."),
     ],
 )
@@ -111,9 +111,9 @@ def test_a_wrong_config_shows_every_problem_and_no_traceback(tmp_path):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
-        "error: run.toml: environment.name: is required: A built-in environment (`headway env list`), an "
-        "import path `module:Class`, or a .py file (relative to the config file). In section [environment] "
-        'write, for example, name = "arithmetic"',
+        "error: run.toml: environment.name: is required: A built-in environment (`headway env list`), "
+        "reasoning-gym:NAME, an import path `module:Class`, or a .py file (relative to the config file). In "
+        'section [environment] write, for example, name = "arithmetic"',
         'error: run.toml:4: queue.on_failed_rollout: must be "shrink" or "void" (got \'shrnk\'). '
         'Did you mean "shrink"?',
         "error: run.toml:5: queu: is not a section. Did you mean [queue]?",

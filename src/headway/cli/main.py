@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "check": ("check", "Check a config, its model and this machine before a run."),
-    "train": ("train", "Train a model as a config file says."),
+    "train": ("train", "Train a model as a config file says, or on a file of data."),
     "sft": ("sft", "Train a model on written conversations (supervised)."),
     "resume": ("resume", "Go on with a run from its last checkpoint."),
     "watch": ("watch", "Show what a run does at this moment."),

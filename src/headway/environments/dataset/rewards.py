@@ -68,9 +68,11 @@ def check_answer(verifier: str, value: Any) -> None:
         try:
             re.compile(str(value))
         except re.error as error:
-            raise UserError(f"the right answer must be a regular expression: {error}", value=value) from None
+            rule = f"the right answer must be a regular expression: {error}"
+            raise UserError(rule, value=value, remedy='Mend it, or use reward = "contains"') from None
     if verifier == "python-tests" and not _tests(value):
-        raise UserError("the right answer must hold tests: Python text, or a list of such", value=value)
+        rule = "the right answer must hold tests: Python text, or a list of such"
+        raise UserError(rule, value=value, remedy="Leave the row out, or name the column that has them")
 
 
 def judge(verifier: str, answer: str, value: Any) -> Reward:

@@ -142,7 +142,8 @@ class Table:
         first: dict[str, Any] = rows.row(0) if len(rows) else {}
         if not first:
             rule = "the data must hold rows"
-            raise EnvironmentSetupError(rule, value=settings.data, key="environment.args.data")
+            remedy = "Give a file with a row at least"
+            raise EnvironmentSetupError(rule, value=settings.data, remedy=remedy, key="environment.args.data")
         for key in ("prompt", "answer", "level", "split_column"):
             name: str = getattr(settings, key)
             if name and name not in first:
@@ -252,7 +253,8 @@ def _near(name: str, row: dict[str, Any]) -> str:
 
 def _message(entry: Any, index: int) -> Message:
     if not isinstance(entry, dict):
-        raise UserError(f"message {index} must be an object with role and content", value=entry)
+        rule = f"message {index} must be an object with role and content"
+        raise UserError(rule, value=entry, remedy='Write {"role": "user", "content": "..."}')
     values = cast("dict[str, Any]", entry)
     role, content = values.get("role"), values.get("content")
     if role not in _ROLES:
@@ -262,5 +264,6 @@ def _message(entry: Any, index: int) -> Message:
         )
         raise UserError(rule, value=role, remedy=remedy)
     if not isinstance(content, str):
-        raise UserError(f"the content of message {index} must be a text", value=type(content).__name__)
+        rule = f"the content of message {index} must be a text"
+        raise UserError(rule, value=type(content).__name__, remedy="Write content as one string")
     return Message(_ROLES[role], content)

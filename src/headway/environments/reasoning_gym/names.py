@@ -92,6 +92,6 @@ def check_name(name: str) -> None:
     raise EnvironmentSetupError(
         "reasoning-gym has no such dataset",
         value=PREFIX + name,
-        remedy=f"{guess} `headway env list reasoning-gym` shows them{note}".strip(),
+        remedy=f"{guess + ' ' if guess else ''}`headway env list reasoning-gym` shows them{note}",
         key="environment.name",
     )
