@@ -110,7 +110,8 @@ def _tasks(environment: Environment, split: str) -> tuple[list[Task], float]:
     with blamed(f"making {split} tasks"):
         count = environment.num_tasks(split)
         if count == 0:
-            raise EnvironmentSetupError(f"split {split} must have tasks", key="environment.name")
+            rule, remedy = f"split {split} must have tasks", "Return their number, or None for no end"
+            raise EnvironmentSetupError(rule, remedy=remedy, key="environment.name")
         began = stopwatch()
         tasks = [environment.task(split, at, None) for at in range(min(count or NUM_TASKS, NUM_TASKS))]
         return tasks, stopwatch() - began
