@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
+from headway.core import off_loop
 from headway.core.errors import EnvironmentSetupError, RewardFault, SandboxError
 from headway.core.records import Reward
-from headway.rewards import calls
-from headway.rewards.calls import call, in_thread
+from headway.rewards.calls import call
 from headway.rewards.faults import JudgeError, RewardRaisedFault, RewardTimeoutFault
 from headway.rewards.rubric import Part, Rubric
 from headway.rewards.turns import EachTurn, with_outcome
@@ -125,17 +125,17 @@ async def test_a_plain_function_past_its_limit_is_left_to_itself_and_counted():
     try:
         with pytest.raises(RewardTimeoutFault, match="its thread cannot be ended and goes on"):
             await Rubric(Part(lambda: goes_on.wait(60), name="stuck", timeout_s=0.01)).of(case("4"))
-        assert calls.num_left() == 1
+        assert off_loop.num_left() == 1
     finally:
         goes_on.set()
-    while calls.num_left():  # noqa: ASYNC110 - the thread tells nobody
+    while off_loop.num_left():  # noqa: ASYNC110 - the thread tells nobody
         await asyncio.sleep(0.01)
 
 
 async def test_no_further_thread_is_started_where_too_many_are_left(monkeypatch):
-    monkeypatch.setattr(calls, "MAX_LEFT", 0)
-    with pytest.raises(RewardTimeoutFault, match="0 calls of reward functions are overdue"):
-        await in_thread("one", lambda: 1)
+    monkeypatch.setattr(off_loop, "MAX_LEFT", 0)
+    with pytest.raises(RewardTimeoutFault, match="reward one cannot be called: 0 calls are overdue"):
+        await call("one", lambda: 1, 5.0)
 
 
 async def test_waiting_outside_does_not_count_and_counts_once():

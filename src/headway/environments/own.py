@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from headway.core.errors import RewardFault
+from headway.core.off_loop import in_thread
 from headway.core.protocols import Chat, Outcome, Sandbox
 from headway.core.records import Message, Reward, Task
 from headway.environments.tasks import Problem, check_level, check_position, draw_eval, draw_train, task_id
-from headway.environments.threads import in_thread
 from headway.environments.tools import Callables, run_tools
 
 
@@ -106,7 +107,9 @@ class OwnEnvironment:
         if inspect.iscoroutinefunction(self.reward):
             value = await self.reward(task, outcome.data)
         else:
-            value = await in_thread(self.reward, task, outcome.data)
+            value = await in_thread(
+                f"{self.name}'s reward", lambda: self.reward(task, outcome.data), raised=RewardFault
+            )
         if isinstance(value, Reward):
             return value
         calls = {

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, runti
 
 from headway.core.errors import ContextFullError, EnvironmentFault
 from headway.core.near import did_you_mean, nearest
+from headway.core.off_loop import in_thread
 from headway.core.protocols import Reply
 from headway.core.records import Message, ToolSpec
-from headway.environments.threads import in_thread
 from headway.environments.tool_schema import ArgumentError, signature_of
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ class FunctionTool:
                 if inspect.iscoroutinefunction(inspect.unwrap(self._function)):
                     value = await self._function(**given)
                 else:
-                    value = await in_thread(self._function, **given)
+                    value = await in_thread(
+                        f"tool {self.spec.name}", lambda: self._function(**given), raised=EnvironmentFault
+                    )
         except TimeoutError as error:
             if not began.expired():
                 raise  # the function's own

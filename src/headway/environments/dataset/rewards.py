@@ -14,12 +14,12 @@ from collections.abc import Callable
 from inspect import isawaitable, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, cast
 
-from headway.core.errors import UserError
+from headway.core.errors import RewardFault, UserError
 from headway.core.hooks import load_function
+from headway.core.off_loop import in_thread
 from headway.core.records import Reward
 from headway.environments.dataset.settings import REWARD_PARAMETERS
-from headway.environments.off_loop import in_thread
-from headway.rewards.check import MalformedRewardFault
+from headway.rewards.case import as_reward
 from headway.rewards.verifiers import (
     contains_text,
     equals_number,
@@ -125,25 +125,10 @@ class OwnReward:
         if iscoroutinefunction(function):
             value = await function(answer, row)
         else:
-            value = await in_thread(self._name, lambda: function(answer, row))
+            value = await in_thread(self._name, lambda: function(answer, row), raised=RewardFault)
             if isawaitable(value):  # an async method behind a callable object
                 value = await value
-        return as_reward(value)
-
-
-def as_reward(value: object) -> Reward:
-    """Return what a function answered as a Reward; raises MalformedRewardFault."""
-    if isinstance(value, Reward):
-        return value
-    score, reasons = value, tuple[str, ...]()
-    if isinstance(value, tuple):
-        pair = cast("tuple[object, ...]", value)
-        if len(pair) == 2:
-            score, reasons = pair[0], (str(pair[1]),)
-    if not isinstance(score, (int, float)):
-        rule = "a reward function must return a number, (number, reason) or a Reward"
-        raise MalformedRewardFault(rule, value=type(score).__name__)
-    return Reward(float(score) if isinstance(score, bool) else score, reasons)
+        return as_reward(self._name, value)
 
 
 def _number(value: Any) -> float | None:
