@@ -100,9 +100,12 @@ def test_prompts_read_as_they_should():
 def test_built_in_environments_are_listed_with_a_summary():
     assert [name for name, _ in names_and_summaries()] == [
         "arithmetic",
+        "bugfix",
         "dataset",
+        "harness",
         "python-code",
         "reasoning-gym:NAME",
+        "swe-bench",
     ]
     assert all(len(summary) > 20 for _, summary in names_and_summaries())
 

@@ -142,7 +142,7 @@ async def test_a_plain_function_runs_off_the_event_loop_and_others_go_on():
         call = group.create_task(FunctionTool(wait).run({}))
         await inside.wait()
         go.set()
-    assert call.result() == "tool wait"
+    assert call.result() == "headway tool wait"
 
 
 async def test_what_takes_too_long_is_told_and_a_functions_own_timeout_is_raised():
@@ -302,7 +302,7 @@ async def test_what_a_function_raises_by_mistake_is_the_environments_failure():
         raise SystemExit(3)
 
     for function in (broken, worse):
-        with pytest.raises(EnvironmentFault, match="a tool raised"):
+        with pytest.raises(EnvironmentFault, match=f"tool {function.__name__} raised"):
             await run_tools(Script([(function.__name__, {})]), ASK, [function])
 
 

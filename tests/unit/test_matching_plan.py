@@ -64,7 +64,9 @@ def test_a_slow_trainer_is_the_limit_and_never_waits(plan_spec):
     assert flow.wait < 0.01
     assert flow.effective == pytest.approx(flow.rows / (flow.compute_s + flow.publish_s), rel=0.01)
     assert flow.blocked > 0.3
-    assert make_plan(plan_spec("hardware.trainer.fixed_s=60")).bottleneck.name == "trainer"
+    assert (
+        make_plan(plan_spec("hardware.trainer.fixed_s=60"), budget_events=20_000).bottleneck.name == "trainer"
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,18 +110,18 @@ def test_shallow_depth_is_simulated_and_says_so(plan_spec):
 
 
 def test_full_memory_is_named(plan_spec):
-    plan = make_plan(plan_spec("timings.kv_tokens=20000"))
+    plan = make_plan(plan_spec("timings.kv_tokens=20000"), budget_events=20_000)
     assert plan.bottleneck.name == "kv"
     assert plan.metrics["plan.concurrency.capped_by"] == "kv"
 
 
 def test_a_quota_of_sandboxes_is_named(plan_spec):
     overrides = ["workload.uses_sandbox=true", "workload.turns=4", "workload.tool_s=5", "sandbox.max_live=20"]
-    assert make_plan(plan_spec(*overrides)).bottleneck.name == "sandboxes"
+    assert make_plan(plan_spec(*overrides), budget_events=20_000).bottleneck.name == "sandboxes"
 
 
 def test_staleness_never_exceeds_the_bound(plan_spec):
-    plan = make_plan(plan_spec("workload.rollout_sigma=1.0"))
+    plan = make_plan(plan_spec("workload.rollout_sigma=1.0"), budget_events=20_000)
     for name in ("trajectory", "token"):
         counts = plan.metrics[f"rl.staleness.{name}"]["counts"]
         assert sum(percents(counts, 100).values()) == 100
@@ -128,7 +130,7 @@ def test_staleness_never_exceeds_the_bound(plan_spec):
 
 def test_more_depth_gains_and_costs_staleness(plan_spec):
     spec = plan_spec()
-    plan = make_plan(spec)
+    plan = make_plan(spec, budget_events=20_000)
     changes = {change.words: change for change in sensitivity(spec, plan)[0]}
     deeper = changes["queue.depth 4 to 8"]
     assert deeper.samples > 0.2
@@ -149,7 +151,7 @@ def test_the_best_split_is_at_least_as_good_as_the_given_one(plan_spec):
 def test_cost_is_price_over_tokens(plan_spec):
     spec = plan_spec("hardware.trainer.usd_per_gpu_hour=2.0", "hardware.generator.usd_per_gpu_hour=1.0")
     assert usd_per_hour(spec) == 48.0
-    plan = make_plan(spec)
+    plan = make_plan(spec, budget_events=20_000)
     per_s = plan.metrics["rl.consumption.wall_samples_per_s"] * plan.metrics["plan.trained_tokens"]
     assert plan.metrics["rl.cost.usd_per_mtok"] == pytest.approx(48 / 3600 / per_s * 1e6)
     shared = plan_spec("hardware.shared_tenants=2")
@@ -157,7 +159,9 @@ def test_cost_is_price_over_tokens(plan_spec):
 
 
 def test_drift_is_planned_as_a_course(plan_spec):
-    plan = make_plan(plan_spec("workload.drift={ answer_tokens = 3.0 }", "workload.drift_steps=100"))
+    plan = make_plan(
+        plan_spec("workload.drift={ answer_tokens = 3.0 }", "workload.drift_steps=100"), budget_events=20_000
+    )
     assert [moment.step for moment in plan.course] == [0, 25, 50, 75, 100]
     assert plan.course[-1].step_s > 2 * plan.course[0].step_s
-    assert make_plan(plan_spec()).course == []
+    assert make_plan(plan_spec(), budget_events=20_000).course == []

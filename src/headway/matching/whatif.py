@@ -102,7 +102,8 @@ def whatif(
     Raises UserError where the run has all of these values already.
     """
     replay = Replay(journal)
-    if change(replay.calibration, changes) == change(replay.calibration, ()):
+    before, after = change(replay.calibration, ()), change(replay.calibration, changes)
+    if replace(after, named=()) == before and after.control == before.control:
         raise UserError(
             "the run has these values already: there is nothing to predict",
             value=" ".join(changes),

@@ -80,8 +80,10 @@ async def prepare(package: Package, runner: Runner, make: MakeSandbox, max_test_
             run = await run_tests(sandbox, layout, package.tests, trace=trace, wall_s=_WHOLE_S)
         if run.error:
             said = next(iter(run.said.values()), "")
-            rule = f"a package's tests must run in the sandbox: {run.error} {said}".strip()
-            raise EnvironmentSetupError(rule, value=package.key)
+            rule = f"a package's tests must run in the sandbox: {f'{run.error} {said}'.strip()}"
+            raise EnvironmentSetupError(
+                rule, value=package.key, remedy="Install what they need (--runner), or choose another package"
+            )
         runs.append(run)
     first, second = runs
     left_out: dict[str, str] = {}
@@ -102,7 +104,9 @@ async def prepare(package: Package, runner: Runner, make: MakeSandbox, max_test_
     }
     tests = tuple(test for test in first.outcomes if test not in left_out)
     if not tests:
-        raise EnvironmentSetupError("a package must have tests that pass", value=package.key)
+        raise EnvironmentSetupError(
+            "a package must have tests that pass", value=package.key, remedy="Choose another package"
+        )
     return Prepared(layout, tests, {test: calls.get(test, []) for test in tests}, left_out)
 
 
