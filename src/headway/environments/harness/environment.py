@@ -131,6 +131,9 @@ class Harness:
         said = (result.stdout + result.stderr).strip()[-300:]
         reason = "the test passed" if passed else f"the test failed ({result.cause}, rc {result.rc}): {said}"
         ended = f"the program ended by {data['cause']}, rc {data['rc']}"
+        last = str(data["stderr"] or data["stdout"]).strip()[-300:]
+        if data["rc"] != 0 and last:  # a program that fell over is mostly a mistake of whoever wrote it
+            ended += f", saying {last!r}"
         return Reward(float(passed), (reason, ended), {"program_failed": float(data["rc"] != 0)})
 
     def _test(self, row: Row) -> list[str]:
