@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headway.algorithms.corrections import load_correction
-from headway.algorithms.losses import LOSSES, BatchLogps, load_loss
+from headway.algorithms.losses import LOSSES, BatchLogps, as_policy_loss, load_loss
 from headway.algorithms.losses.apply import LossInputs, apply_loss
 from headway.algorithms.normaliser import Denominators, token_weight
 from headway.algorithms.settings import AlgorithmSettings
@@ -48,6 +48,28 @@ def test_grpo_takes_the_smaller_of_ratio_and_clipped_ratio():
     assert output.per_token.tolist() == pytest.approx([-1.1, -1.2, -0.5, 0.8, 1.5, 3.0])
     assert grad.tolist() == pytest.approx([-1.1, 0, -0.5, 0, 1.5, 0])
     assert output.sums["clipped"] == 3
+
+
+def mean_of_all(logp, behaviour_logp, advantages, settings):
+    return -(advantages * logp).mean(), logp > 0
+
+
+def no_clipping_told(logp, behaviour_logp, advantages, settings):
+    return -advantages * logp
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (mean_of_all, r"per_token as a tensor with an entry for each of 3 tokens \(got \(\)\)"),
+        (no_clipping_told, r"must return two tensors: .* \(got 'Tensor'\)"),
+    ],
+)
+def test_a_loss_that_is_not_one_number_for_each_token_is_refused(loss, words):
+    logp = torch.zeros(3, requires_grad=True)
+    inputs = LossInputs(logp, logp.detach(), torch.ones(3), torch.ones(3), torch.zeros(3).long(), None, None)
+    with pytest.raises(HeadwayError, match=words):
+        apply_loss(as_policy_loss(loss), inputs, AlgorithmSettings(loss="cispo"))
 
 
 def test_dual_clip_0_sets_no_bound():

@@ -50,6 +50,11 @@ def judge(name, **kwargs):
     return {one.what: one for one in asyncio.run(check_environment(name, **kwargs))}
 
 
+def test_levels_that_are_a_number_are_named(tmp_path):
+    with pytest.raises(EnvironmentSetupError, match=r"levels of Mine must be a tuple .* \(got 2\)"):
+        build(changed(tmp_path, more="levels = 2")).task("train", 0, None)
+
+
 def test_an_environment_that_keeps_the_contract(tmp_path):
     found = judge(changed(tmp_path))
     assert {one.level for one in found.values()} == {"ok"}

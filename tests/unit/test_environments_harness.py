@@ -68,6 +68,12 @@ async def test_a_program_that_asks_nothing_is_a_failure_and_no_reward(tried, ren
     assert "no model here" in trial.failure
 
 
+async def test_the_reasons_hold_the_last_words_of_a_program_that_fell_over(tried, renderer):
+    trial = await tried("ask('x'); sys.exit('no such thing')", saying(renderer, "one"))
+    assert trial.score.reward == 0.0
+    assert trial.score.reasons[1] == "the program ended by exit, rc 1, saying 'no such thing'"
+
+
 async def test_a_program_that_does_not_end_is_ended_and_what_it_left_is_scored(tried, renderer):
     agent = "open('answer.txt', 'w').write(ask('x')); time.sleep(600)"
     trial = await tried(agent, saying(renderer, "one"), timeout_s=1.0)

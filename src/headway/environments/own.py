@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from headway.core.errors import RewardFault
 from headway.core.off_loop import in_thread
+from headway.core.errors import EnvironmentSetupError, RewardFault
 from headway.core.protocols import Chat, Outcome, Sandbox
 from headway.core.records import Message, Reward, Task
 from headway.environments.tasks import Problem, check_level, check_position, draw_eval, draw_train, task_id
@@ -81,11 +81,11 @@ class OwnEnvironment:
     def task(self, split: str, index: int, level: int | None) -> Task:
         """Return the task at a position; `level` applies to train tasks."""
         check_position(split, index, self.num_tasks(split))
-        check_level(level, range(self.levels[0], self.levels[-1] + 1))
+        check_level(level, range(self._levels[0], self._levels[-1] + 1))
         if split == "eval":
             problem = self._held_out[index]
         else:
-            levels = self.levels if level is None else (level,)
+            levels = self._levels if level is None else (level,)
             problem = draw_train(self.name, self.seed, index, lambda rng: self._draw(rng, levels))
         return Task(task_id(split, index, level), split, problem.level, problem.payload)
 
@@ -119,9 +119,21 @@ class OwnEnvironment:
         return Reward(float(value), metrics=calls)
 
     @property
+    def _levels(self) -> tuple[int, ...]:
+        levels: object = self.levels
+        if not isinstance(levels, tuple) or not levels:
+            raise EnvironmentSetupError(
+                f"levels of {type(self).__name__} must be a tuple of consecutive integers",
+                value=levels,
+                remedy="Write levels = (1, 2, 3) for three",
+                key="environment.name",
+            )
+        return self.levels
+
+    @property
     def _held_out(self) -> list[Problem]:
         if self._eval is None:
-            self._eval = draw_eval(self.name, self.num_eval, lambda rng: self._draw(rng, self.levels))
+            self._eval = draw_eval(self.name, self.num_eval, lambda rng: self._draw(rng, self._levels))
         return self._eval
 
     def _draw(self, rng: random.Random, levels: Sequence[int]) -> Problem:

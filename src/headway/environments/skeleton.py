@@ -71,7 +71,7 @@ args = { largest = 9 }
 
 [generator]
 max_running = 64
-max_context_tokens = 64
+max_context_tokens = 768   # of this model every byte is a token; the schema of one tool takes about 450
 max_answer_tokens = 8
 
 [queue]

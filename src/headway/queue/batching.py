@@ -204,7 +204,7 @@ def step_ended(ctx: Context, event: StepEnded) -> None:
         ctx.warn(
             "nonfinite",
             f"step {event.step} left the weights as they were: its loss or gradient was not finite "
-            "(advantages, rewards, or trainer.learning_rate)",
+            "(rewards, trainer.learning_rate, or an advantage or loss of your own)",
         )
     for group in ctx.index.on("training"):
         ctx.move(group, "trained")

@@ -11,6 +11,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from headway.core.errors import HeadwayError
 from headway.core.events import CommandRefused, Event
 from headway.core.hooks import place_in_hook
 
@@ -64,6 +65,7 @@ class SignalThread:
         except Exception as error:
             place = place_in_hook(error)
             at = f" at {place}" if place else ""
-            message = f"the {function} raised {type(error).__name__}{at}: {error}"
+            named = "" if isinstance(error, HeadwayError) else f" {type(error).__name__}"
+            message = f"the {function} raised{named}{at}: {error}"
             return CommandRefused("Signal", command.group, message)
         return signal

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from headway.algorithms.registry import Registry
+from headway.core.errors import HeadwayError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,6 +121,14 @@ def as_policy_loss(found: Loss | PolicyLoss) -> PolicyLoss:
         return found
 
     def of_tokens(tokens: Tokens, settings: AlgorithmSettings) -> Terms:
-        return Terms(*found(tokens.logp, tokens.anchor_logp, tokens.advantages, settings))
+        said: object = found(tokens.logp, tokens.anchor_logp, tokens.advantages, settings)
+        if not isinstance(said, tuple) or len(said) != 2:
+            raise HeadwayError(
+                f"loss {settings.loss} must return two tensors: the loss of each token, and where it clipped",
+                value=type(said).__name__,
+                remedy="Where nothing is clipped, the second is torch.zeros_like(logp, dtype=torch.bool)",
+                key="algorithm.loss",
+            )
+        return Terms(*said)
 
     return PolicyLoss(of_tokens)

@@ -15,6 +15,7 @@ from headway.algorithms.corrections.sequence_mask import kept_sequences
 from headway.algorithms.losses import Terms, Tokens
 from headway.algorithms.losses.kl import kl_to_reference
 from headway.algorithms.losses.ratios import importance_ratio
+from headway.core.errors import HeadwayError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +81,8 @@ def apply_loss(
         sequences,
         None if inputs.keep is None else inputs.keep[kept],
     )
-    terms, weight = _corrected(loss.function(tokens, settings), tokens, settings, correction)
+    said = _one_for_each_token(loss.function(tokens, settings), len(kept), settings)
+    terms, weight = _corrected(said, tokens, settings, correction)
     per_token = terms.per_token
     ratio = importance_ratio(old, mu)
     d = old - mu
@@ -102,6 +104,19 @@ def apply_loss(
     spread = torch.zeros_like(inputs.logp).index_copy(0, kept, per_token)
     ratio_max = ratio.max().item() if len(ratio) else 0.0
     return LossOutput(spread, (per_token * inputs.weights[kept]).sum(), sums, ratio_max, len(kept))
+
+
+def _one_for_each_token(terms: Terms, num_tokens: int, settings: AlgorithmSettings) -> Terms:
+    """Return the terms; HeadwayError for a mean or a sum, which would be spread over the tokens unnoticed."""
+    for name, tensor in zip(terms._fields, terms, strict=True):
+        if not (name == "masked" and tensor is None) and getattr(tensor, "shape", None) != (num_tokens,):
+            raise HeadwayError(
+                f"loss {settings.loss} must return {name} as a tensor with an entry for each of {num_tokens} tokens",
+                value=tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else tensor,
+                remedy="Do not average or sum: the normaliser weighs tokens (docs/hooks.md)",
+                key="algorithm.loss",
+            )
+    return terms
 
 
 def _corrected(

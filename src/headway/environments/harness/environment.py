@@ -132,6 +132,9 @@ class Harness:
         failed = f"the test failed ({result.cause}, rc {result.rc}){': ' * bool(said)}{said}"
         reason = "the test passed" if passed else failed
         ended = f"the program ended by {data['cause']}, rc {data['rc']}"
+        last = str(data["stderr"] or data["stdout"]).strip()[-300:]
+        if data["rc"] != 0 and last:  # a program that fell over is mostly a mistake of whoever wrote it
+            ended += f", saying {last!r}"
         return Reward(float(passed), (reason, ended), {"program_failed": float(data["rc"] != 0)})
 
     def _test(self, row: Row) -> list[str]:
