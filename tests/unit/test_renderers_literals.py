@@ -66,7 +66,6 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(renderer):
     text = "a " * 2_000_000
     with pytest.raises(ContextFullError, match="512 tokens"):
         renderer.first_prompt([Message("user", text)], max_tokens=512)
+    answer, talk = renderer.answer_ids("hm"), [USER, Message("assistant", "hm")]
     with pytest.raises(ContextFullError, match="512 tokens"):
-        answer = renderer.answer_ids("hm")
-        talk = [USER, Message("assistant", "hm")]
         renderer.extension(talk, answer, [Message("tool", text)], max_tokens=512)

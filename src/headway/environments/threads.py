@@ -13,8 +13,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+MAX_LEFT = 256  # threads that nobody waits for
+_left: set[threading.Thread] = set()
+
+
 async def in_thread(function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
-    """Run a plain function in a daemon thread of its own; one that hangs holds up nothing but itself."""
+    """Run a plain function in a daemon thread of its own; one that hangs holds up nothing but itself.
+
+    Raises EnvironmentFault where too many threads were left to themselves.
+    """
+    _left.intersection_update([thread for thread in _left if thread.is_alive()])
+    if len(_left) >= MAX_LEFT:
+        raise EnvironmentFault(
+            f"tools cannot be called: {MAX_LEFT} calls of them took too long and still run",
+            remedy="Bound what they do: a thread cannot be ended from outside",
+        )
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
@@ -38,5 +51,10 @@ async def in_thread(function: Callable[..., Any], /, *given: Any, **named: Any) 
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, value, raised)
 
-    threading.Thread(target=work, name=f"tool {function.__name__}", daemon=True).start()
-    return await done
+    thread = threading.Thread(target=work, name=f"tool {function.__name__}", daemon=True)
+    thread.start()
+    try:
+        return await done
+    finally:
+        if not done.done() or done.cancelled():
+            _left.add(thread)

@@ -204,12 +204,15 @@ def _tool(where: str, raw: Any) -> ToolSpec:
 
 def too_deep(value: Any) -> bool:
     """Say whether JSON is nested so deeply that writing it again might not succeed."""
-    level = [value]
+    level: list[Any] = [value]
     for _ in range(_MAX_DEPTH):
-        inner = [list(one.values()) if isinstance(one, dict) else one for one in level]
-        level = [each for one in inner for each in one if isinstance(each, (dict, list))]
-        if not level:
+        inner: list[Any] = []
+        for one in level:
+            within = cast("Json", one).values() if isinstance(one, dict) else cast("list[Any]", one)
+            inner += [each for each in within if isinstance(each, (dict, list))]
+        if not inner:
             return False
+        level = inner
     return True
 
 
