@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ARRAY = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
+_HALF = "An escape \\ud800 to \\udfff stands for a character only in a pair: write the character itself"
 
 
 def text_lines(path: Path, key: str) -> Iterator[tuple[int, str]]:
@@ -57,4 +58,10 @@ def json_object(line: str) -> dict[str, Any]:
         raise UserError(f"not valid JSON: {what}", remedy=remedy) from None
     if not isinstance(row, dict):
         raise UserError("a line must be a JSON object", value=type(row).__name__, remedy=_ARRAY)
+    if "\\ud" in line or "\\uD" in line:
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(str(error.object)[error.start]):04x}"
+            raise UserError("a text must have no half of a character", value=half, remedy=_HALF) from None
     return cast("dict[str, Any]", row)

@@ -161,8 +161,8 @@ class Conversation:
         return self._limits.max_context_tokens
 
     def encode(self, text: str) -> array[int]:
-        """Return the ids of a text."""
-        return self._renderer.encode(text)
+        """Return the ids of a text; ContextFullError for one that has no room in the context for certain."""
+        return self._renderer.encode(self._renderer.fitting(text, self._limits.max_context_tokens))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included."""

@@ -105,7 +105,7 @@ class HttpTool:
         raise ToolError(f"the tool {self._settings.name} gave no answer after {tries} tries: {words}")
 
     async def _once(self, arguments: dict[str, Any]) -> str:
-        from httpx2 import HTTPError
+        from httpx2 import HTTPError, InvalidURL
 
         settings = self._settings
         headers = settings.headers | self._secrets.values()
@@ -125,6 +125,8 @@ class HttpTool:
                         raise ToolRefusal(f"{settings.name} found more than {_MAX_BYTES} bytes")
         except TimeoutError:
             raise Again(f"no answer within {self._limits.timeout_s:g} s") from None
+        except InvalidURL:  # the query is the policy's
+            raise ToolRefusal(f"the arguments of {settings.name} are too long for a URL") from None
         except HTTPError as error:  # which holds the request with its headers, so it is not kept
             raise Again(self._secrets.hidden(f"{type(error).__name__}: {error}")) from None
         text = self._secrets.hidden(content.decode("utf-8", "replace"))

@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +54,11 @@ def signature_of(function: Callable[..., Any]) -> Signature:
         raise EnvironmentFault("a tool must be a named function", value=name, remedy="Write it with def")
     try:
         hints = typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
+    except TypeError as error:
+        raise EnvironmentFault(
+            "a tool must be a function or a method", value=name, remedy="Write it with def"
+        ) from error
+    except (NameError, SyntaxError, AttributeError) as error:
         raise EnvironmentFault(
             f"the annotations of tool {name} must be readable: {error}",
             remedy="Import what they name at the top of the file, not under TYPE_CHECKING or in a function",
@@ -100,10 +105,10 @@ def _without_extras(hint: Any) -> tuple[Any, str]:
     return hint, ""
 
 
-def _schema(hint: Any, what: str) -> dict[str, Any]:
+def _schema(hint: Any, what: str, within: tuple[Any, ...] = ()) -> dict[str, Any]:
     hint, words = _without_extras(hint)
     if words:
-        return {**_schema(hint, what), "description": words}
+        return {**_schema(hint, what, within), "description": words}
     origin, args = get_origin(hint), get_args(hint)
     if hint in _SCALARS:
         return {"type": _SCALARS[hint]}
@@ -114,18 +119,19 @@ def _schema(hint: Any, what: str) -> dict[str, Any]:
         kind = {"type": kinds.pop()} if len(kinds) == 1 and "" not in kinds else {}
         return {**kind, "enum": list(args)}
     if origin in (Union, types.UnionType):
-        given = [_schema(arg, what) for arg in args if arg is not type(None)]
+        given = [_schema(arg, what, within) for arg in args if arg is not type(None)]
         given += [{"type": "null"}] * (type(None) in args)
         return {"anyOf": given}
-    if hint in (list, dict):
-        return {"type": "array" if hint is list else "object"}
+    if hint in (list, dict) or (origin in (list, dict, Sequence, Mapping) and not args):
+        return {"type": "array" if (origin or hint) in (list, Sequence) else "object"}
     if origin in (list, Sequence):
-        return {"type": "array", "items": _schema(args[0], what)}
+        return {"type": "array", "items": _schema(args[0], what, within)}
     if origin in (dict, Mapping) and args[0] is str:
-        return {"type": "object", "additionalProperties": _schema(args[1], what)}
-    if dataclasses.is_dataclass(hint):
+        return {"type": "object", "additionalProperties": _schema(args[1], what, within)}
+    if dataclasses.is_dataclass(hint) and hint not in within:  # one within itself has no end
         hints, optional = _of_dataclass(cast("type[Any]", hint))
-        return _object({name: _schema(kind, what) for name, kind in hints.items()}, optional)
+        within = (*within, hint)
+        return _object({name: _schema(kind, what, within) for name, kind in hints.items()}, optional)
     raise EnvironmentFault(
         f"{what} must have a type that JSON has",
         value=str(hint),
@@ -184,7 +190,7 @@ def _read(value: Any, hint: Any, what: str) -> Any:
         hints, optional = _of_dataclass(cast("type[Any]", hint))
         try:
             return cast("type[Any]", hint)(**_fields(table, hints, optional, what))
-        except ValueError as error:  # its __post_init__ refuses it
+        except (ValueError, TypeError) as error:  # its __post_init__ refuses it
             raise ArgumentError(f"{what}: {error}") from error
     return {key: _read(entry, args[1], f"{key} of {what}") for key, entry in table.items()} if args else table
 
@@ -203,7 +209,9 @@ def _one_of(value: Any, choices: Sequence[Any], what: str) -> Any:
 
 
 def _scalar(value: Any, hint: type, what: str) -> Any:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = type(value) is int or (isinstance(value, float) and math.isfinite(value))
+    if hint is float and type(value) is int and abs(value) > sys.float_info.max:
+        raise ArgumentError(f"{what} must be a number below 1e308")
     if hint is float and is_number:
         return float(value)
     if hint is int and is_number and value == int(value):

@@ -222,7 +222,7 @@ def as_text(value: Any) -> str:
         value = dataclasses.asdict(cast("Any", value))
     try:
         return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise EnvironmentFault(f"a tool must return text or what JSON has: {error}") from error
 
 

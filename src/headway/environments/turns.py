@@ -78,10 +78,11 @@ class Turns:
 
     def prompt(self, parent: int, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> array[int]:
         """Return the ids that messages put behind an answer, or at the beginning."""
+        most = self._limits.max_context_tokens
         if parent < 0:
-            return self._renderer.first_prompt(messages, tools)
-        answered = self.recorder.turns[parent].token_ids
-        return self._renderer.extension(self.branches.history(parent), answered, messages, tools)
+            return self._renderer.first_prompt(messages, tools, max_tokens=most)
+        answered, history = self.recorder.turns[parent].token_ids, self.branches.history(parent)
+        return self._renderer.extension(history, answered, messages, tools, max_tokens=most)
 
     def begin(
         self,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
 
 _READ_BYTES = 1 << 16
+_MAX_HEAD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Exchange:
         self._reader = reader
         self._writer = writer
         self._max_body_bytes = max_body_bytes
-        self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 16)
+        self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
         self._chunked = False
         self.begun = False  # the response to the present request
 
@@ -81,9 +82,17 @@ class Exchange:
             return None
 
     async def gone(self) -> None:
-        """Return when the client has closed the connection; what it sends before is kept."""
+        """Return when the client has closed the connection; what it sends before is kept.
+
+        A client that sends more than a whole request meanwhile is cut off: nothing bounds what it may send.
+        """
+        size = 0
         try:
             while data := await self._reader.read(_READ_BYTES):
+                size += len(data)
+                if size > self._max_body_bytes + _MAX_HEAD_BYTES:
+                    self.abort()
+                    return
                 self._protocol.receive_data(data)
         except (ConnectionError, h11.RemoteProtocolError):
             return

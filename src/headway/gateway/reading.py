@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+_MAX_STOPS, _MAX_STOP_CHARS = 64, 4096  # they are looked for after each token
+_MAX_DEPTH = 100  # of objects and lists; templates and encoders recurse
+
 _ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
     "system": "system",
     "developer": "system",
@@ -66,13 +69,16 @@ def asked(body: Json, settings: GatewaySettings) -> Asked:
             if matters(body.get(name)):
                 rule = "is the run's to set ([generator] and rollout temperature): leave it out, or set "
                 raise invalid(name, rule + 'gateway.client_sampling = "ignore"')
-    limit = body.get("max_completion_tokens", body.get("max_tokens"))
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise invalid("max_tokens", f"must be a whole number of at least 1, not {limit!r}")
+    limit = body.get("max_completion_tokens")
+    limit = body.get("max_tokens") if limit is None else limit
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise invalid("max_tokens", f"must be a whole number of at least 1, not {_short(limit)}")
     stop = body.get("stop")
     stops: list[Any] = _list("stop", [stop] if isinstance(stop, str) else stop)
     if not all(isinstance(each, str) and each for each in stops):
         raise invalid("stop", "must be a text or a list of texts, none empty")
+    if len(stops) > _MAX_STOPS or sum(map(len, stops)) > _MAX_STOP_CHARS:
+        raise invalid("stop", f"must be {_MAX_STOPS} texts of {_MAX_STOP_CHARS} characters in all, at most")
     options = body.get("stream_options")
     with_usage = isinstance(options, dict) and bool(cast("Json", options).get("include_usage"))
     logprobs = body.get("logprobs")
@@ -93,12 +99,15 @@ def parsed(data: bytes) -> Json:
     Raises ApiError unless it is a JSON object.
     """
     try:
-        body = json.loads(data)
-    except ValueError as error:
+        text = data.decode()  # UTF-8 only, as the standard has it: it knows no halves of characters
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body must be JSON: {error}", code="invalid_json") from error
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    if b"\\ud" in data or b"\\uD" in data:
+    if too_deep(body):
+        raise ApiError(400, f"the body must be at most {_MAX_DEPTH} levels deep", code="invalid_json")
+    if "\\ud" in text or "\\uD" in text:
         try:
             json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
@@ -169,11 +178,14 @@ def _call(where: str, raw: Any) -> ToolCall:
     given = function.get("arguments")
     arguments = given if isinstance(given, str) else json.dumps({} if given is None else given)
     try:
-        whole = isinstance(json.loads(arguments or "{}"), dict)
-    except ValueError:
+        read = json.loads(arguments or "{}")
+        whole = isinstance(read, dict) and not too_deep(read)
+        json.dumps(read, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # halves of characters too
         whole = False
     if not whole:
-        raise invalid(f"{where}.function.arguments", "must be a JSON object")
+        rule = f"must be a JSON object, at most {_MAX_DEPTH} levels deep"
+        raise invalid(f"{where}.function.arguments", rule)
     return ToolCall(str(item.get("id") or ""), str(function.get("name") or ""), arguments or "{}")
 
 
@@ -188,6 +200,25 @@ def _tool(where: str, raw: Any) -> ToolSpec:
         str(function.get("description") or ""),
         _object(f"{where}.function.parameters", parameters),
     )
+
+
+def too_deep(value: Any) -> bool:
+    """Say whether JSON is nested so deeply that writing it again might not succeed."""
+    level: list[Any] = [value]
+    for _ in range(_MAX_DEPTH):
+        inner: list[Any] = []
+        for one in level:
+            within = cast("Json", one).values() if isinstance(one, dict) else cast("list[Any]", one)
+            inner += [each for each in within if isinstance(each, (dict, list))]
+        if not inner:
+            return False
+        level = inner
+    return True
+
+
+def _short(value: Any, limit: int = 40) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def _object(where: str, raw: Any) -> Json:

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.clock import stopwatch
+from headway.core.errors import HeadwayError
 from headway.core.protocols import Endpoint
 from headway.gateway import writing
 from headway.gateway.calls import listed, read_call
-from headway.gateway.faults import ApiError, ended
+from headway.gateway.faults import ApiError, ended, told
 from headway.gateway.http import Exchange
 from headway.gateway.sessions import Session, Sessions
 from headway.gateway.settings import GatewaySettings
@@ -185,7 +186,10 @@ class Gateway:
             await exchange.respond(200, writing.dumped(known))
             return
         assert self._group is not None
-        call = read_call(request, session, self._settings)
+        try:
+            call = read_call(request, session, self._settings)
+        except HeadwayError as error:  # of a prompt that cannot be encoded
+            raise told(error, of.max_context_tokens) from error
         asked_at = stopwatch()
         done = session.kept(call.digest)
         if done is None:

@@ -21,6 +21,7 @@ MARKERS = (THINK, THINK_END, CALL, CALL_END, PYTHON_TAG)
 _CALLS = re.compile(f"{re.escape(CALL)}(.*?){re.escape(CALL_END)}", re.DOTALL)
 _SEPARATOR = re.compile(r"[\s;]*")
 _ARGUMENTS = ("arguments", "parameters")
+_MAX_DEPTH = 64  # of arguments; whoever writes them again recurses, perhaps from deeper within a program
 
 
 class Parsed(NamedTuple):
@@ -130,11 +131,26 @@ def _call(value: Any) -> tuple[str, str]:
     if not isinstance(given, dict):
         raise _CallError(f'"{_ARGUMENTS[0]}" of {name} must be a JSON object, not {_shortened(given)}')
     arguments = json.dumps(given, ensure_ascii=False)
+    if arguments.count("[") + arguments.count("{") > _MAX_DEPTH and _too_deep(given):
+        raise _CallError(f"the arguments of {_shortened(name)} are more than {_MAX_DEPTH} levels deep")
     try:
         (name + arguments).encode()
     except UnicodeEncodeError as error:
         raise _CallError(f"the call of {_shortened(name)} holds half a character") from error
     return name, arguments
+
+
+def _too_deep(value: Any) -> bool:
+    level: list[Any] = [value]
+    for _ in range(_MAX_DEPTH):
+        inner: list[Any] = []
+        for one in level:
+            within = cast("dict[str, Any]", one).values() if isinstance(one, dict) else cast("list[Any]", one)
+            inner += [each for each in within if isinstance(each, (dict, list))]
+        if not inner:
+            return False
+        level = inner
+    return True
 
 
 def _loaded(text: str) -> Any:

@@ -6,7 +6,8 @@ text that the chat template puts after an answer, found by rendering a sentinel 
 the joined ids are those of the whole conversation's template wherever decode and encode are inverse, and
 stay the sampled ones where they are not. They stay, too, where a template would rewrite an earlier answer:
 reasoning that it leaves out of history, spaces in the JSON of a call. The policy sees its answers as it gave
-them, and is trained on what it saw.
+them, and is trained on what it saw. What a message says is text: a special token that is written in one
+begins and ends nothing (literals.py).
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
-from headway.core.errors import ModelError
+from headway.core.errors import ContextFullError, ModelError
 from headway.core.records import TOKENS, Message, ToolCall, ToolSpec
 from headway.renderers.answers import MARKERS, TAGGED, THINK, split_reasoning
+from headway.renderers.literals import Literals
 from headway.renderers.template import ChatTemplate, find_template
 from headway.renderers.tool_text import calls_in_content, format_of, in_first_question, in_words
 
@@ -55,6 +57,9 @@ class Renderer:
         self._stop_ids = self._find_stop_ids(model_dir, special)
         self._format = format_of(self._template)
         self._hidden = self._find_hidden_ids()
+        self._longest = max(map(len, self._tokenizer.get_vocab()))  # characters of a token
+        names = [self._tokenizer.id_to_token(token) for token in self._hidden]
+        self._literals = Literals([*filter(None, names), _SENTINEL], self.encode)
         asked = self._template.render([Message("user", ".")], add_generation_prompt=True)
         self._opens_reasoning = asked.rstrip().endswith(THINK)
 
@@ -72,9 +77,27 @@ class Renderer:
         """Return a conversation as the template writes it; for checks, never to be trained on."""
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
-    def first_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> array[int]:
-        """Return the ids that come before the first answer, [p]."""
-        return self.encode(self._render(messages, tools))
+    def first_prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, max_tokens: int | None = None
+    ) -> array[int]:
+        """Return the ids that come before the first answer, [p].
+
+        Raises ContextFullError for a text that has more than `max_tokens` without counting them.
+        """
+        messages, tools = self._literals.hidden(messages, tools)
+        return self._literals.encoded(self.fitting(self._render(messages, tools), max_tokens))
+
+    def fitting(self, text: str, max_tokens: int | None) -> str:
+        """Return a text; ContextFullError for one so long that it has more than `max_tokens` for certain.
+
+        Counting the tokens of a text of megabytes takes seconds, in which nobody else is served.
+        """
+        if max_tokens is not None and len(text) > max_tokens * self._longest:
+            raise ContextFullError(
+                f"a text of {len(text)} characters must fit into a context of {max_tokens} tokens",
+                remedy="Raise the generator's max_context_tokens, or make the messages shorter",
+            )
+        return text
 
     def extension(
         self,
@@ -82,16 +105,20 @@ class Renderer:
         answer_ids: array[int],
         new_messages: Sequence[Message],
         tools: Sequence[ToolSpec] = (),
+        *,
+        max_tokens: int | None = None,
     ) -> array[int]:
         """Return the ids between the last answer's sampled ids and the next answer, [p].
 
         `conversation` is every message so far, its last one the answer. When the policy sampled the token
         that closes its turn, the extension does not repeat it; when it did not (a stop string, a length
-        limit), the extension starts with it.
+        limit), the extension starts with it. Raises ContextFullError as `first_prompt` does.
         """
         answered = Message("assistant", _SENTINEL)
-        text = self._render([*conversation[:-1], answered, *new_messages], tools)
-        ids = self.encode(_after_sentinel(text))
+        before, tools = self._literals.hidden(conversation[:-1], tools)
+        after, _ = self._literals.hidden(new_messages, ())
+        text = _after_sentinel(self._render([*before, answered, *after], tools))
+        ids = self._literals.encoded(self.fitting(text, max_tokens))
         if ids and answer_ids and answer_ids[-1] in self._stop_ids:
             last = answer_ids[-1]
             if ids[0] == last or (ids[0] in self._stop_ids and last == self._token_id(_END_OF_MESSAGE)):

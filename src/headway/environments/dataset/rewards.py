@@ -8,6 +8,7 @@ thread that is overdue cannot be ended and goes on.
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Callable
@@ -58,12 +59,19 @@ os._exit(0)
 """
 
 
+_OTHER = "Mend the row, or use another reward"
+
+
 def check_answer(verifier: str, value: Any) -> None:
     """Raise UserError, without a place, when a verifier cannot use a row's right answer."""
+    if verifier != "python-tests" and not isinstance(value, (str, int, float)):
+        rule = "the right answer must be a text or a number"
+        remedy = "Name another column (environment.args.answer), or judge it by your own function"
+        raise UserError(rule, value=type(value).__name__, remedy=remedy)
     if verifier == "number" and _number(value) is None:
-        raise UserError("the right answer must hold a number", value=value, remedy="Use another reward")
+        raise UserError("the right answer must hold a finite number", value=_short(str(value)), remedy=_OTHER)
     if verifier == "choice" and last_choice(str(value)) is None:
-        raise UserError("the right answer must be a letter", value=value, remedy="Use another reward")
+        raise UserError("the right answer must be a letter", value=value, remedy=_OTHER)
     if verifier == "regex":
         try:
             re.compile(str(value))
@@ -132,9 +140,13 @@ class OwnReward:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    return last_number(str(value))
+    """Return a finite number, None where there is none: nothing equals NaN, and no answer is infinite."""
+    try:
+        given = isinstance(value, (int, float)) and not isinstance(value, bool)
+        number = float(value) if given else last_number(str(value))
+    except OverflowError:
+        return None
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _tests(value: Any) -> list[str]:

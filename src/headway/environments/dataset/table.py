@@ -248,6 +248,8 @@ def _column(row: dict[str, Any], name: str) -> Any:
 
 
 def _near(name: str, row: dict[str, Any]) -> str:
+    if name in row:
+        return "It is null there: leave the row out, or write it"
     return did_you_mean(nearest(name, row)) or "Leave the row out, or name another column"
 
 

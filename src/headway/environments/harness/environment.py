@@ -3,17 +3,20 @@
 The program is started by `command` with OPENAI_BASE_URL and OPENAI_API_KEY, which reach this rollout and
 nothing else; whatever it asks is answered by the policy and trained. When it has ended, what it left in /work
 goes into a fresh sandbox, the task's hidden files over it, and the test command decides: exit code 0 is 1,
-anything else 0. A program that ends without having asked anything is a failure of the environment, no reward.
+anything else 0. A program that left nothing to collect, or too much, has 0. One that ends without having
+asked anything is a failure of the environment, no reward.
 """
 
 from __future__ import annotations
 
 import random
+import shlex
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from headway.core.errors import EnvironmentFault, EnvironmentSetupError
+from headway.core.errors import EnvironmentFault, EnvironmentSetupError, SandboxError
 from headway.core.protocols import Chat, ExecLimits, Outcome, Sandbox
 from headway.core.records import Message, Reward, Task
 from headway.environments.harness.rows import Row, archive, read_rows
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from headway.core.protocols import ExecResult
 
 _PROMPT_FILE = ".prompt.txt"
+_MAX_FILES = 10_000  # that are collected
 _GRACE_S = 10.0  # of a command that is ended
 
 
@@ -52,6 +56,9 @@ class Harness:
         if not train:
             rule = "there must be a task to train on"
             raise EnvironmentSetupError(rule, key="environment.args.tasks", value=settings.tasks)
+        if settings.files and not Path(settings.files).expanduser().is_dir():
+            rule = "the folder of files must be there"
+            raise EnvironmentSetupError(rule, value=settings.files, key="environment.args.files")
         untested = next((row for row in (*train, *held_out) if not self._test(row)), None)
         if untested is not None:
             rule = f"a task needs a test, its own or environment.args.test: {untested['prompt'][:60]!r}"
@@ -116,13 +123,35 @@ class Harness:
                 f"{data['rc']}: {(data['stderr'] or data['stdout'])[-1000:].strip()!r}",
                 remedy="Run it with `headway env try`; it reaches the policy at OPENAI_BASE_URL",
             )
-        left = await sandbox.download(settings.collect, settings.max_collected_mb << 20)
-        data["files"] = b64encode(left).decode()
+        try:
+            left = await sandbox.download(settings.collect, settings.max_collected_mb << 20, _MAX_FILES)
+            data["files"] = b64encode(left).decode()
+        except SandboxError:
+            data["files"], data["lost"] = "", await self._why_lost(sandbox)
+            if not data["lost"]:
+                raise  # nothing that the program did
         return Outcome(data)
+
+    async def _why_lost(self, sandbox: Sandbox) -> str:
+        """Return why what the program left cannot be collected, "" where that is not its doing."""
+        settings = self._settings
+        at, most_mb = shlex.quote(settings.collect), settings.max_collected_mb
+        look = f"""test -e {at} || exit 3
+        test "$(du -sk {at} | cut -f1)" -lt {most_mb * 1024 - 1024} || exit 4
+        test "$(find {at} | head -n {_MAX_FILES} | wc -l)" -lt {_MAX_FILES} || exit 5"""
+        found = await sandbox.exec(["sh", "-c", look], limits=ExecLimits(settings.test_timeout_s))
+        return {
+            3: f"it left no {settings.collect}",
+            4: f"it left more than {most_mb} MiB (max_collected_mb)",
+            5: f"it left more than {_MAX_FILES} files",
+        }.get(found.rc if found.rc is not None else 0, "")
 
     async def score(self, task: Task, outcome: Outcome, sandbox: Sandbox) -> Reward:
         """Run the test over what the program left."""
         settings, row, data = self._settings, task.payload, outcome.data
+        ended = f"the program ended by {data['cause']}, rc {data['rc']}"
+        if data.get("lost"):
+            return Reward(0.0, (str(data["lost"]), ended), {"program_failed": float(data["rc"] != 0)})
         await sandbox.upload(".", b64decode(data["files"]))
         if row.get("test_files"):
             await sandbox.upload(".", archive(row["test_files"]))

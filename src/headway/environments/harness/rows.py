@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from headway.core.errors import EnvironmentSetupError
+from headway.core.errors import EnvironmentSetupError, UserError
 from headway.core.hooks import HookError, load_function
+from headway.core.json_lines import json_object, text_lines
+from headway.environments.faults import blamed
 
 Row = dict[str, Any]
 
@@ -29,26 +31,27 @@ def read_rows(source: str, split: str, key: str) -> list[Row]:
 
     Raises EnvironmentSetupError naming the row and what is wrong with it.
     """
+    rows: Any
     if not source.endswith(".jsonl"):
         try:
-            rows: Any = load_function(source, ["split"])(split)
+            load = load_function(source, ["split"])
         except HookError as error:
             at = f"environment.args.{key}"
             raise EnvironmentSetupError(error.rule, value=source, remedy=error.remedy, key=at) from error
-        return [_checked(row, f"{source} row {at}", key) for at, row in enumerate(cast("list[Any]", rows))]
-    try:
-        lines = Path(source).expanduser().read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise _wrong(f"the file of tasks must be there: {error}", key) from error
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise _wrong(f"line {number} of {source} must be JSON: {error}", key) from error
-            rows.append(_checked(row, f"line {number} of {source}", key))
-    return rows
+        with blamed(f"making tasks ({source})"):
+            rows = load(split)
+        if not isinstance(rows, (list, tuple)):
+            raise _wrong(f"{source} must return a list of tasks, not {type(rows).__name__}", key)
+        made = cast("list[Any]", rows)
+        return [_checked(row, f"row {at} of {source}", key) for at, row in enumerate(made)]
+    path, found = Path(source).expanduser(), list[Row]()
+    for number, line in text_lines(path, f"environment.args.{key}"):
+        try:
+            row = json_object(line)
+        except UserError as error:
+            raise _wrong(f"line {number} of {source} must be a task: {error.rule}", key) from None
+        found.append(_checked(row, f"line {number} of {source}", key))
+    return found
 
 
 def archive(files: dict[str, str], folder: str = "") -> bytes:
@@ -73,14 +76,29 @@ def _checked(row: Any, where: str, key: str) -> Row:
     for name, value in fields.items():
         if name not in _KEYS:
             raise _wrong(f"{where} has {name!r}, which is none of {', '.join(_KEYS)}", key)
-        if not isinstance(value, _KEYS[name]):
+        if not isinstance(value, _KEYS[name]) or isinstance(value, bool):
             raise _wrong(f"{where} has a {name} of another type: {value!r}", key)
     for name in ("files", "test_files"):
         if not all(isinstance(text, str) for text in fields.get(name, {}).values()):
             raise _wrong(f"{where} must have texts in {name}", key)
+        for path in fields.get(name, {}):
+            if not _stays(path):
+                raise _wrong(f"{where} must name {name} below /work: {path!r}", key)
+    test = fields.get("test")
+    if isinstance(test, list) and not all(isinstance(word, str) for word in cast("list[Any]", test)):
+        raise _wrong(f"{where} must have words in test", key)
+    try:
+        json.dumps(fields, ensure_ascii=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _wrong(f"{where} must be text that can be written: {error}", key) from None
     if not fields.get("prompt"):
         raise _wrong(f"{where} must have a prompt", key)
     return fields
+
+
+def _stays(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    return bool(parts) and parts[0] != "/" and ".." not in parts and "\0" not in path
 
 
 def _wrong(rule: str, key: str) -> EnvironmentSetupError:
