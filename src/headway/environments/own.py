@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from headway.core.off_loop import in_thread
 from headway.core.errors import EnvironmentSetupError, RewardFault
+from headway.core.off_loop import in_thread
 from headway.core.protocols import Chat, Outcome, Sandbox
 from headway.core.records import Message, Reward, Task
 from headway.environments.tasks import Problem, check_level, check_position, draw_eval, draw_train, task_id
@@ -121,7 +121,7 @@ class OwnEnvironment:
     @property
     def _levels(self) -> tuple[int, ...]:
         levels: object = self.levels
-        if not isinstance(levels, tuple) or not levels:
+        if not isinstance(levels, tuple) or not levels:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise EnvironmentSetupError(
                 f"levels of {type(self).__name__} must be a tuple of consecutive integers",
                 value=levels,

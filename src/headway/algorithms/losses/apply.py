@@ -111,7 +111,8 @@ def _one_for_each_token(terms: Terms, num_tokens: int, settings: AlgorithmSettin
     for name, tensor in zip(terms._fields, terms, strict=True):
         if not (name == "masked" and tensor is None) and getattr(tensor, "shape", None) != (num_tokens,):
             raise HeadwayError(
-                f"loss {settings.loss} must return {name} as a tensor with an entry for each of {num_tokens} tokens",
+                f"loss {settings.loss} must return {name} as a tensor with an entry for each of "
+                f"{num_tokens} tokens",
                 value=tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else tensor,
                 remedy="Do not average or sum: the normaliser weighs tokens (docs/hooks.md)",
                 key="algorithm.loss",

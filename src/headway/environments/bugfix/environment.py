@@ -127,7 +127,11 @@ class Bugfix:
             chosen = rng.choice(self._settings.levels) if level is None else level
             names = self._train[chosen]
             if not names:
-                raise EnvironmentSetupError("there is no train task of a level", value=chosen)
+                raise EnvironmentSetupError(
+                    "there is no train task of a level",
+                    value=chosen,
+                    remedy="Choose other levels (environment.args.levels, [curriculum]), or make more tasks",
+                )
             epoch, at = divmod(index, len(names))
             name = random.Random(f"{self.name}/{self._seed}/{chosen}/{epoch}").sample(names, len(names))[at]
         return Task(task_id(split, index, level), split, chosen, {"instance": name})

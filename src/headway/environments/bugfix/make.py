@@ -156,7 +156,11 @@ class Maker:
             proof = await self._proof(package, prepared, row.bugs)
             if set(proof.fail_to_pass) != set(row.fail_to_pass):
                 rule = f"a task must come out as its recipe says, and this one {proof.verdict}"
-                raise EnvironmentSetupError(rule, value=row.instance_id)
+                raise EnvironmentSetupError(
+                    rule,
+                    value=row.instance_id,
+                    remedy="Its package or what it needs changed: leave the recipe out, or make new tasks",
+                )
             made.verdicts[proof.verdict] += 1
             return _row(package, layout, row.bugs, proof, row.level, proof.said)
 

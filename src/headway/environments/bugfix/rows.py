@@ -131,9 +131,15 @@ def read_rows(path: Path) -> list[Row]:
             except (ValueError, KeyError, TypeError) as error:
                 said = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
                 rule = f"line {number} of a file of tasks must be a task: {said}"
-                raise EnvironmentSetupError(rule, value=str(path)) from error
+                raise EnvironmentSetupError(
+                    rule, value=str(path), remedy="Mend the line, or make the tasks again (docs/bugfix.md)"
+                ) from error
     if not rows:
-        raise EnvironmentSetupError("a file of tasks must hold at least one", value=str(path))
+        raise EnvironmentSetupError(
+            "a file of tasks must hold at least one",
+            value=str(path),
+            remedy="Make tasks: headway env make bugfix",
+        )
     return rows
 
 

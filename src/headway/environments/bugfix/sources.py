@@ -129,7 +129,9 @@ def _archived(path: Path) -> list[tuple[str, bytes]]:
                     found.append((name, file.read()))
     except (OSError, tarfile.TarError) as error:
         rule = f"a package's sources must be a folder or a tar archive: {error}"
-        raise EnvironmentSetupError(rule, value=str(path)) from error
+        raise EnvironmentSetupError(
+            rule, value=str(path), remedy="Remove it, so that it is fetched again, or name another folder"
+        ) from error
     return found
 
 
@@ -205,7 +207,7 @@ def _fetched(wanted: str, out: Path) -> Package:
     match = _NAME.match(wanted)
     if match is None:
         rule = "a package is NAME, NAME==VERSION or a folder"
-        raise EnvironmentSetupError(rule, value=wanted)
+        raise EnvironmentSetupError(rule, value=wanted, remedy="Write toolz, toolz==1.2.0 or ./toolz")
     name, version = match["name"], match["version"]
     sources = out / "sources"
     sources.mkdir(parents=True, exist_ok=True)

@@ -83,7 +83,12 @@ class SweBench:
         for split, rows in self._splits.items():
             if not rows:
                 rule = f"files of tasks must hold {split} tasks"
-                raise EnvironmentSetupError(rule, value=settings.tasks, key="environment.args.tasks")
+                raise EnvironmentSetupError(
+                    rule,
+                    value=settings.tasks,
+                    key="environment.args.tasks",
+                    remedy="Add tasks, or name another file (eval_tasks, num_eval)",
+                )
         self._rows = {row.instance_id: row for rows in self._splits.values() for row in rows}
         lacking = next((row for row in self._rows.values() if not self._image(row)), None)
         if lacking is not None:

@@ -55,14 +55,28 @@ class Harness:
         self._rows = {"train": train, "eval": held_out}
         if not train:
             rule = "there must be a task to train on"
-            raise EnvironmentSetupError(rule, key="environment.args.tasks", value=settings.tasks)
+            raise EnvironmentSetupError(
+                rule,
+                key="environment.args.tasks",
+                value=settings.tasks,
+                remedy='Add a row, or leave "split": "eval" out of some',
+            )
         if settings.files and not Path(settings.files).expanduser().is_dir():
             rule = "the folder of files must be there"
-            raise EnvironmentSetupError(rule, value=settings.files, key="environment.args.files")
+            raise EnvironmentSetupError(
+                rule,
+                value=settings.files,
+                key="environment.args.files",
+                remedy="Make it, or name another one",
+            )
         untested = next((row for row in (*train, *held_out) if not self._test(row)), None)
         if untested is not None:
             rule = f"a task needs a test, its own or environment.args.test: {untested['prompt'][:60]!r}"
-            raise EnvironmentSetupError(rule, key="environment.args.test")
+            raise EnvironmentSetupError(
+                rule,
+                key="environment.args.test",
+                remedy='Give the row a "test", or set environment.args.test for all',
+            )
 
     def num_tasks(self, split: str) -> int | None:
         """Return how many tasks there are."""
@@ -74,7 +88,11 @@ class Harness:
         if level is not None:
             rows = [row for row in rows if row.get("level", 0) == level]
             if not rows:
-                raise EnvironmentSetupError(f"no {split} task has this level", value=level)
+                raise EnvironmentSetupError(
+                    f"no {split} task has this level",
+                    value=level,
+                    remedy="Leave the level out of [curriculum], or give tasks of it",
+                )
             index %= len(rows)
         check_position(split, index, len(rows))
         row = rows[index]
@@ -160,7 +178,6 @@ class Harness:
         said = (result.stdout + result.stderr).strip()[-300:]
         failed = f"the test failed ({result.cause}, rc {result.rc}){': ' * bool(said)}{said}"
         reason = "the test passed" if passed else failed
-        ended = f"the program ended by {data['cause']}, rc {data['rc']}"
         last = str(data["stderr"] or data["stdout"]).strip()[-300:]
         if data["rc"] != 0 and last:  # a program that fell over is mostly a mistake of whoever wrote it
             ended += f", saying {last!r}"
