@@ -13,6 +13,7 @@ from headway.core.protocols import Reply
 from headway.core.records import Message, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager
 
@@ -29,6 +30,7 @@ class ScriptedChat:
     """The `Chat` of a rollout that is only tried. `said` holds the messages of each say."""
 
     answering_s = 0.0
+    sampled: Sequence[array[int]] = ()
 
     def __init__(self, answer: str, *, calls_tools: bool) -> None:
         self._answer = answer
