@@ -52,7 +52,7 @@ class Verifiers:
         _check_lock(found, settings.lock)
         load = {
             "module": settings.module or self.package.replace("-", "_"),
-            "id": self.package,
+            "package": self.package,
             "args": settings.args,
             "harness": settings.harness,
             "max_tasks": settings.max_tasks,

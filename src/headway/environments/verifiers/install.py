@@ -144,7 +144,7 @@ def _versions(python: Path) -> dict[str, str]:
 
 
 def _pip(python: Path, words: Sequence[str], what: str) -> None:
-    options = ["-q", "--no-input", "--disable-pip-version-check", "--no-compile"]
+    options = ["-q", "--no-input", "--disable-pip-version-check"]
     _run([str(python), "-m", "pip", "install", *options, *words], f"install {what}")
 
 

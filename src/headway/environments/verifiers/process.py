@@ -132,7 +132,6 @@ class PackageProcess:
         return own | {
             "PATH": os.pathsep.join(folders),
             "PYTHONHASHSEED": "0",
-            "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
@@ -168,7 +167,7 @@ class _Child:
             if not self.alive:
                 raise self._death()
             self.pending[number] = future
-            self._write({"id": number, **request})
+            self._write({**request, "id": number})
         return number, future
 
     def ask(self, request: Answer, timeout_s: float) -> Answer:

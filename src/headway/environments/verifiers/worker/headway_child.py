@@ -11,6 +11,7 @@ it is (`environment`, `infrastructure`, `reward`, `setup`) and in words; it is n
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import os
 import signal
@@ -76,7 +77,11 @@ class Server:
             answer = {"error": {"owner": "environment", "text": in_words(error)}}
         finally:
             self._tasks.pop(number, None)
-        self._answers.write(json.dumps({"id": number, **answer}, default=str) + "\n")
+        try:
+            line = json.dumps({"id": number, **answer}, default=str)
+        except Exception as error:  # what str() of some object raises
+            line = json.dumps({"id": number, "error": {"owner": "environment", "text": in_words(error)}})
+        self._answers.write(line + "\n")
         self._answers.flush()
 
     async def _done(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +145,7 @@ async def _serve(answers: Any) -> None:
 def main() -> None:
     """Serve on stdin and stdout; whatever else is printed goes to stderr."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1)  # says where it is stuck before it is ended
     sys.modules["headway_child"] = sys.modules[__name__]
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
