@@ -161,7 +161,7 @@ class Verifiers:
             raise EnvironmentFault(
                 f"{self.name} shows {strange.total()} of {len(turns)} answers that the policy did not give"
             )
-        unseen = (recorded - shown).total() - bool(found["empty"])
+        unseen = (recorded - shown).total() - bool(found["empty"]) + found.get("dropped", 0)
         if unseen > 0 and self._settings.unseen_answers == "refuse":
             raise EnvironmentFault(
                 f"{self.name} shows {len(turns)} answers of {len(sampled)} that the policy gave",
