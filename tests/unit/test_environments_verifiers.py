@@ -1,6 +1,7 @@
 """A package of verifiers plays and scores rollouts; what it swallows, loses or dies of is named."""
 
 import asyncio
+import contextlib
 import os
 import signal
 
@@ -89,7 +90,7 @@ async def test_each_turn_continues_the_one_before(tried):
     assert trial.failure == ""
     said = [message["content"] for message in trial.transcript if message["role"] == "assistant"]
     assert said == ["a", "b", "c"]
-    assert len(trial.shown["samples"]) == 1
+    assert len(trial.shown["branches"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ async def test_a_swallowed_exception_of_a_reward_is_a_failed_score(tried, kind, 
     trial = await tried(kind)
     assert trial.failure == ""
     assert not hasattr(trial.score, "reward")
-    assert words in trial.score.error
+    assert words in trial.score.message
 
 
 async def test_a_reward_that_failed_is_tried_once_more_with_the_same_rollout(tried):
@@ -141,8 +142,8 @@ async def test_a_worker_that_dies_is_the_infrastructures_and_is_started_again(tr
         trial = await tried(environment=environment)
         (failed,) = [event for event in trial.events if isinstance(event, RolloutFailed)]
         assert (failed.owner, failed.cause) == ("infrastructure", "worker_died")
-        assert "exit code 3" in failed.error
-        assert "out of memory, nearly" in failed.error
+        assert "exit code 3" in failed.message
+        assert "out of memory, nearly" in failed.message
     assert environment._processes[0].num_started == 2
 
 
@@ -152,11 +153,8 @@ def test_a_question_after_its_death_starts_another(made):
     (process,) = environment._processes
     os.kill(process._child._process.pid, signal.SIGKILL)
     process._child._process.wait()
-    with pytest.raises(WorkerDiedError, match="by signal 9"):
-        while True:
-            environment.task("train", 0, None)
-            if process.num_started == 2:
-                raise WorkerDiedError("by signal 9: it was seen before anything was asked")
+    with contextlib.suppress(WorkerDiedError):  # it is asked before its death is seen, or after
+        environment.task("train", 0, None)
     assert environment.task("train", 0, None).payload["messages"]
 
 
@@ -199,7 +197,9 @@ def test_a_lock_that_differs_is_refused(package, tmp_path):
     lock.write_text(lock_text(package))
     build(NAME, {"lock": str(lock)})
     lock.write_text(lock_text(package).replace("0.3.9", "0.3.1"))
-    with pytest.raises(EnvironmentSetupError, match=r"2 lines differ: verifiers==0\.3\.1, verifiers==0\.3\.9"):
+    with pytest.raises(
+        EnvironmentSetupError, match=r"2 lines differ: verifiers==0\.3\.1, verifiers==0\.3\.9"
+    ):
         build(NAME, {"lock": str(lock)})
     lock.write_text("verifiers>=0.3\n")
     with pytest.raises(EnvironmentSetupError, match="NAME==VERSION"):

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from headway.environments.verifiers.places import Installed
 
-OPENAI = '''
+OPENAI = """
 import asyncio, json, urllib.request
 class AsyncOpenAI:
     def __init__(self, base_url, api_key, max_retries, timeout):
@@ -17,13 +17,14 @@ class AsyncOpenAI:
         pass
     def send(self, body):
         headers = {"Authorization": "Bearer " + self.key}
-        request = urllib.request.Request(self.base_url + "/chat/completions", json.dumps(body).encode(), headers)
+        url = self.base_url + "/chat/completions"
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request) as response:
             return json.load(response)
     async def ask(self, **body):
         return await asyncio.to_thread(self.send, body)
-'''
-CLIENTS = '''
+"""
+CLIENTS = """
 class OpenAIChatCompletionsClient:
     def __init__(self, native):
         self.native = native
@@ -31,8 +32,8 @@ class OpenAIChatCompletionsClient:
         body = {**sampling, **sampling.get("extra_body", {})}
         body.pop("extra_body", None)
         return await self.native.ask(model=model, messages=messages, **body)
-'''
-RUBRIC = '''
+"""
+RUBRIC = """
 import inspect
 class Rubric:
     def __init__(self, funcs, weights):
@@ -50,8 +51,8 @@ class Rubric:
         state["metrics"] = {func.__name__: score for func, score in zip(self.funcs, scores)}
     async def cleanup(self, state):
         pass
-'''
-PACKAGE = '''
+"""
+PACKAGE = """
 import os, sys
 from verifiers.rubrics.rubric import Rubric
 
@@ -102,7 +103,7 @@ class Environment:
 def load_environment(kind="", rows=8, turns=1):
     print("loading")  # what a package prints is no answer
     return Environment(kind, rows, turns)
-'''
+"""
 
 
 def install_fake(folder, monkeypatch):

@@ -37,10 +37,12 @@ def command(package: str, locked: Path | None, lock: Path | None, extra: tuple[s
       headway env install sophistry-bench-sprint --locked sophistry.lock --force
       headway env install ./my_taskset
     """
-    from headway.environments.verifiers.install import install, lock_text
+    from headway.environments.verifiers.install import install, lock_text, read_lock
     from headway.environments.verifiers.places import already
 
     one = None if force else already(package)
+    if one is not None and locked is not None and set(read_lock(locked)) != set(one.lock):
+        one = None
     if one is None:
         one = install(package, locked=locked, extra=extra, say=click.echo)
         click.echo(f"installed verifiers:{one.name} {one.version}, with verifiers {one.verifiers}")

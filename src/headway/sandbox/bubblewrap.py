@@ -48,6 +48,7 @@ def folder_name(text: str) -> str:
         return "%" + text.replace(".", "%2E")
     return quote(text, safe="")
 
+
 if TYPE_CHECKING:
     from headway.core.protocols import ConnectionHandler
 

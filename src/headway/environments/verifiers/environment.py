@@ -101,7 +101,9 @@ class Verifiers:
             life = process.life
         self._must_match(found, chat.sampled)
         kept = {"at": self._processes.index(process), "life": life, "kept": found["kept"]}
-        data = {name: found[name] for name in ("reward", "metrics", "failures", "left_out", "stop", "truncated")}
+        data = {
+            name: found[name] for name in ("reward", "metrics", "failures", "left_out", "stop", "truncated")
+        }
         return Outcome({**data, "again": kept})
 
     async def score(self, task: Task, outcome: Outcome, sandbox: Sandbox) -> Reward:
@@ -152,8 +154,8 @@ class Verifiers:
         missing = [at for at, turn in enumerate(turns) if turn is None]
         if missing:
             raise EnvironmentFault(
-                f"{self.name} must keep the token ids of each answer; those of {len(missing)} of {len(turns)} "
-                f"answers are missing, the first of answer {missing[0]}",
+                f"{self.name} must keep the token ids of each answer; "
+                f"those of {len(missing)} of {len(turns)} answers are missing, the first of answer {missing[0]}",
                 remedy="It must speak to the policy by the client that it is given",
             )
         shown = Counter(turn["digest"] for turn in turns)
@@ -174,7 +176,9 @@ def named(name: str) -> type[Verifiers]:
     """Return the environment of a package; `name` has the prefix. It need not be installed yet."""
     package = normal(name.removeprefix(PREFIX))
     return type(
-        "Verifiers", (Verifiers,), {"package": package, "name": PREFIX + package, "__doc__": Verifiers.__doc__}
+        "Verifiers",
+        (Verifiers,),
+        {"package": package, "name": PREFIX + package, "__doc__": Verifiers.__doc__},
     )
 
 

@@ -36,7 +36,9 @@ print(json.dumps([[str(f.locate()) for f in files if f.suffix == ".py"], direct.
 Say = Callable[[str], None]
 
 
-def install(source: str, *, locked: Path | None = None, extra: Sequence[str] = (), say: Say = print) -> Installed:
+def install(
+    source: str, *, locked: Path | None = None, extra: Sequence[str] = (), say: Say = print
+) -> Installed:
     """Install a package anew; one of its name that is there is replaced.
 
     Args:
@@ -93,7 +95,9 @@ def _installed(where: Path, source: str, locked: Path | None, extra: Sequence[st
     wanted = str(path.resolve()) if is_path else re.sub(r"@=*", "==", source, count=1)
     pins = [] if locked is None else read_lock(locked)
     if pins and not is_path:  # the package itself is in it
-        wanted = next((pin for pin in pins if normal(pin.partition("==")[0]) == normal(_name_of(wanted))), wanted)
+        wanted = next(
+            (pin for pin in pins if normal(pin.partition("==")[0]) == normal(_name_of(wanted))), wanted
+        )
     before = _versions(python)
     say(f"installing {wanted}")
     _pip(python, ["--no-deps", wanted], wanted)
@@ -130,7 +134,9 @@ def _name_of(requirement: str) -> str:
 
 
 def _is_v0(files: Sequence[str]) -> bool:
-    return any("def load_environment" in Path(file).read_text(encoding="utf-8", errors="replace") for file in files)
+    return any(
+        "def load_environment" in Path(file).read_text(encoding="utf-8", errors="replace") for file in files
+    )
 
 
 def _files(python: Path, name: str) -> tuple[list[str], str]:

@@ -1,4 +1,4 @@
-"""Which packages are installed, and where: virtual environments in Headway's cache, a record for each package.
+"""Which packages are installed, and where: virtual environments in Headway's cache, and a record of each.
 
 A package's record is written when its virtual environment is whole, in place of an earlier one; so a name
 either leads to a whole environment or to nothing.
@@ -90,7 +90,7 @@ def _read(path: Path) -> Installed | None:
 
 
 def already(source: str) -> Installed | None:
-    """Return the package that a name, or NAME@version, is installed as; None for a path or another version."""
+    """Return the package that a name, or NAME@version, stands for; None for a path or another version."""
     name, _, version = source.partition("@")
     found = _read(folder() / f"{normal(name)}.json") if re.fullmatch(r"[A-Za-z0-9._-]+", name) else None
     if found is None or not found.executable.exists() or (version and version.lstrip("=") != found.version):

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import secrets
+import signal
 import subprocess
 import threading
 import weakref
@@ -21,11 +22,18 @@ from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any, cast
 
-from headway.core.errors import DeadlineError, EnvironmentFault, EnvironmentSetupError, ToolError, WorkerDiedError
+from headway.core.errors import (
+    DeadlineError,
+    EnvironmentFault,
+    EnvironmentSetupError,
+    ToolError,
+    WorkerDiedError,
+)
 from headway.rewards.faults import RewardRaisedFault
 
 SCRIPT = Path(__file__).parent / "worker" / "headway_child.py"
 _CANCEL_S = 20.0  # from a request's cancellation to its answer; a child that is silent is ended
+_STACK_S = 0.5
 _KEPT_LINES = 40  # of stderr
 _SHOWN_CHARS = 1500
 _PASSED = ("HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR",
@@ -215,7 +223,11 @@ class _Child:
 
     def _end_if_stuck(self, number: int) -> None:
         if number in self.pending and self.alive:
-            self._said.append(f"it did not react to a cancellation for {_CANCEL_S:g} s and was ended")
+            self._said.append(f"it did not react to a cancellation for {_CANCEL_S:g} s and was ended, at:")
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGUSR1)  # it writes where it is
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STACK_S)
             self.end()
 
     def _write(self, message: Answer) -> None:
@@ -257,5 +269,7 @@ class _Child:
         code = self._process.returncode
         how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
         said = self._tail()
-        rule = f"the worker process of {self._name} ended {how}" + (f"; it last wrote: {said}" if said else "")
+        rule = f"the worker process of {self._name} ended {how}" + (
+            f"; it last wrote: {said}" if said else ""
+        )
         return WorkerDiedError(rule)

@@ -43,7 +43,7 @@ class VerifiersSettings:
     )
     harness: dict[str, Any] = setting(
         dict,
-        "For a taskset: config of the program that plays the agent, such as { id = \"bash\" }; empty for "
+        'For a taskset: config of the program that plays the agent, such as { id = "bash" }; empty for '
         "the taskset's own, or a plain conversation.",
     )
 
