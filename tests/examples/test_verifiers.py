@@ -57,7 +57,8 @@ def test_a_package_of_pypi_trains(cache, tmp_path):
         "headway", "train", "examples/verifiers/sophistry.toml", "--smoke", f"run.dir={tmp_path / 'runs'}",
         f"model.path={untrained(tmp_path / 'model')}", "trainer.full=true",
         "generator.max_context_tokens=4096",
-        "environment.args.args.passage_chars=120", f"environment.args.lock={lock}", weights, cwd=ROOT, env=cache,
+        "environment.args.args.passage_chars=120", f"environment.args.lock={lock}", weights,
+        cwd=ROOT, env=cache,
     )  # fmt: skip
     (run,) = (tmp_path / "runs").iterdir()
     assert verify(run).ok

@@ -62,7 +62,7 @@ class Verifiers:
             for _ in range(settings.processes)
         ]
         self._places: dict[str, list[tuple[str, int, str]]] | None = None
-        self._messages: dict[tuple[str, int], list[Message]] = {}
+        self._messages: dict[tuple[str, int], list[dict[str, str]]] = {}
 
     def close(self) -> None:
         """End the workers; what is asked then starts them anew."""
@@ -79,8 +79,10 @@ class Verifiers:
             raise EnvironmentSetupError("a package of verifiers has no levels", value=level)
         check_position(split, index, self.num_tasks(split))
         source, at, key = self._splits()[split][index]
-        row = self._processes[0].ask({"do": "row", "split": source, "index": at}, _ROW_S)
-        payload = {"split": source, "index": at, "key": key, "messages": row["messages"]}
+        if (source, at) not in self._messages:
+            row = self._processes[0].ask({"do": "row", "split": source, "index": at}, _ROW_S)
+            self._messages[source, at] = row["messages"]
+        payload = {"split": source, "index": at, "key": key, "messages": self._messages[source, at]}
         return Task(task_id(split, index, level), split, 0, payload)
 
     def prompt(self, task: Task) -> Sequence[Message]:
@@ -155,7 +157,7 @@ class Verifiers:
         if missing:
             raise EnvironmentFault(
                 f"{self.name} must keep the token ids of each answer; "
-                f"those of {len(missing)} of {len(turns)} answers are missing, the first of answer {missing[0]}",
+                f"those of {len(missing)} of {len(turns)} answers are missing, first of answer {missing[0]}",
                 remedy="It must speak to the policy by the client that it is given",
             )
         shown = Counter(turn["digest"] for turn in turns)
