@@ -130,7 +130,7 @@ class Verifiers:
         """Return where the tasks of each split are in the package, and their keys."""
         if self._places is None:
             loaded = self._processes[0].loaded()
-            train, held_out = list(enumerate(loaded["train"])), list(enumerate(loaded["eval"]))
+            train, held_out = _numbered(loaded["train"]), _numbered(loaded["eval"])
             most = self._settings.num_eval
             source = "eval"
             if not held_out:
@@ -190,6 +190,10 @@ def members() -> list[tuple[str, str]]:
         (f"{PREFIX}{one.name}", f"version {one.version}, with verifiers {one.verifiers}; {one.source}")
         for one in installed()
     ]
+
+
+def _numbered(keys: list[str]) -> list[tuple[int, str]]:
+    return list(enumerate(keys))
 
 
 def _digest(ids: array[int]) -> str:

@@ -4,8 +4,9 @@ Consumes JSON objects, one a line of stdin, each with an `id` and what to `do`; 
 stdout, in the order in which they are done. Rollouts run at the same time, on one event loop; `cancel` ends
 one. Waits for the next line; ends with stdin, at once, whatever runs: its parent is gone then.
 
-Only the standard library and what the virtual environment holds are imported. A failure is answered by whose
-it is (`environment`, `infrastructure`, `reward`, `setup`) and in words; it is never a reward.
+It is no module of Headway's: only the standard library and what the virtual environment holds is imported. A
+failure is answered by whose it is (`environment`, `infrastructure`, `reward`, `setup`) and in words; it is
+never a reward.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 verifiers' own default for such a taskset is a program that runs shell commands on this machine.
 """
 
+# pyright: basic
+# Nothing of the library can be imported where this is checked.
+
 from __future__ import annotations
 
 from importlib import import_module

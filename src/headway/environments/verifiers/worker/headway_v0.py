@@ -5,6 +5,9 @@ by its own rubric. What a reward function raises, or returns that is no number, 
 logs it and goes on with 0.0.
 """
 
+# pyright: basic
+# Nothing of the library can be imported where this is checked.
+
 from __future__ import annotations
 
 import functools

@@ -4,6 +4,9 @@ The agent's harness speaks to verifiers' own server, which forwards to the endpo
 token ids of each answer are asked for, and noted, on that way.
 """
 
+# pyright: basic
+# Nothing of the library can be imported where this is checked.
+
 from __future__ import annotations
 
 import asyncio
