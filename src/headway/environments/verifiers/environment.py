@@ -113,15 +113,17 @@ class Verifiers:
         scored: dict[str, Any] = outcome.data
         if scored["failures"]:
             again = scored["again"]
-            process = self._processes[again["at"]] if again["at"] < len(self._processes) else None
+            at: int = again["at"]
+            process = self._processes[at] if at < len(self._processes) else None
             if process is not None and again["kept"] and process.life == again["life"]:
                 scored = await process.asked({"do": "score", "kept": again["kept"]})
         if scored["failures"]:
             raise RewardRaisedFault(f"{self.name}: {'; '.join(scored['failures'])}")
-        metrics = scored["metrics"]
+        metrics: dict[str, float] = scored["metrics"]
+        left_out: dict[str, str] = scored["left_out"]
         said = ", ".join(f"{name} {value:g}" for name, value in list(metrics.items())[:4])
         reasons = [f"the package's rubric: {said or 'no metrics'}"]
-        reasons += [f"the metric {name} is left out: {words}" for name, words in scored["left_out"].items()]
+        reasons += [f"the metric {name} is left out: {words}" for name, words in left_out.items()]
         if outcome.data["stop"]:
             reasons.append(f"the rollout ended by {outcome.data['stop']}")
         return Reward(scored["reward"], tuple(reasons), metrics)
