@@ -10,8 +10,18 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from headway.environments.generation import GenerationLimits
+from headway.environments.registry import build
+from headway.environments.trial import try_once
+from headway.environments.verifiers.places import find
+from headway.gateway.server import Gateway
 from headway.models.cache import model_dir
+from headway.renderers.chat import Renderer
 from headway.runtime.replay import verify
+from headway.sandbox.bubblewrap import BubblewrapProvider
+from headway.sandbox.settings import SandboxSettings
+from tests.unit.gateway_parts import saying
+from tests.unit.rollout_parts import write_tokenizer
 
 pytestmark = [pytest.mark.examples, pytest.mark.timeout(2400)]
 
@@ -46,6 +56,11 @@ def untrained(folder):
     return folder
 
 
+def add_module(name, text):
+    (packages,) = Path(find("sophistry-bench-sprint").venv).glob("lib/*/site-packages")
+    (packages / name).write_text(text)
+
+
 def test_a_package_of_pypi_trains(cache, tmp_path):
     lock = tmp_path / "sophistry.lock"
     ran("headway", "env", "install", "sophistry-bench-sprint", "--lock", str(lock), cwd=ROOT, env=cache)
@@ -62,6 +77,37 @@ def test_a_package_of_pypi_trains(cache, tmp_path):
     )  # fmt: skip
     (run,) = (tmp_path / "runs").iterdir()
     assert verify(run).ok
+
+
+RAISING = """
+import verifiers as vf
+from datasets import Dataset
+
+def gold(completion, answer, **_):
+    raise KeyError("gold")
+
+def load_environment():
+    rows = Dataset.from_list([{"question": f"say {at}", "answer": str(at)} for at in range(8)])
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[gold]))
+"""
+
+
+async def test_what_the_rubric_swallows_is_a_failed_score(cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADWAY_CACHE", cache["HEADWAY_CACHE"])
+    add_module("raising_env.py", RAISING)
+    write_tokenizer(tmp_path / "model")
+    renderer = Renderer(tmp_path / "model")
+    environment = build("verifiers:sophistry-bench-sprint", {"module": "raising_env"})
+    try:
+        async with Gateway(name=str(tmp_path)).serving() as gateway:
+            trial = await try_once(
+                environment, saying(renderer, "3"), renderer, BubblewrapProvider(SandboxSettings()),
+                GenerationLimits(64, 512), server=gateway,
+            )  # fmt: skip
+    finally:
+        environment.close()
+    assert trial.failure == ""
+    assert "gold raised KeyError: 'gold'" in trial.score.message
 
 
 def test_a_taskset_trains(cache, tmp_path):
