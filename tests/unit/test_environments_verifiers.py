@@ -173,6 +173,25 @@ async def test_a_cancelled_request_is_cancelled_in_the_worker(made):
     assert environment.task("train", 1, None).payload["messages"]
 
 
+async def test_a_worker_that_is_stuck_is_ended_after_a_cancellation(made, monkeypatch):
+    monkeypatch.setattr("headway.environments.verifiers.process._CANCEL_S", 0.1)
+    environment = made("stuck")
+    environment.num_tasks("train")
+    (process,) = environment._processes
+    child = process._child
+    task = environment.task("train", 0, None).payload
+    request = {name: task[name] for name in ("split", "index", "key")}
+    speaking = {"base_url": "http://127.0.0.1:9/v1", "api_key": "x", "model": "policy", "do": "rollout"}
+    asked, other = (asyncio.ensure_future(process.asked(request | speaking)) for _ in range(2))
+    while "stuck now" not in child._tail():
+        await asyncio.sleep(0.01)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    with pytest.raises(WorkerDiedError, match=r"did not react to a cancellation[\s\S]*fake_env\.py"):
+        await other
+
+
 def test_tasks_that_change_are_refused(made, package):
     environment = made()
     (process,) = environment._processes

@@ -83,6 +83,9 @@ class Environment:
         if self.kind == "dies":
             print("out of memory, nearly", file=sys.stderr, flush=True)
             os._exit(3)
+        if self.kind == "stuck":
+            print("stuck now", file=sys.stderr, flush=True)
+            time.sleep(600)
         if self.kind == "error":
             return {"trajectory": [], "error": RuntimeError("no tool")}
         messages, trajectory = list(input["prompt"]), []

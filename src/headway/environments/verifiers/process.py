@@ -249,9 +249,13 @@ class _Child:
                     future.set_result(answer)
         self._process.wait()
         self._listener.join(2.0)
+        stdout.close()
         with self._lock:
             self.alive = False
             left, self.pending = self.pending, {}
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
         for future in left.values():
             with contextlib.suppress(InvalidStateError):  # likewise
                 future.set_exception(self._death())
@@ -261,9 +265,10 @@ class _Child:
         assert stderr is not None
         for line in stderr:
             self._said.append(line.decode(errors="replace").rstrip())
+        stderr.close()
 
     def _tail(self) -> str:
-        return "\n".join(self._said)[-_SHOWN_CHARS:]
+        return "\n".join(self._said.copy())[-_SHOWN_CHARS:]
 
     def _death(self) -> WorkerDiedError:
         code = self._process.returncode
