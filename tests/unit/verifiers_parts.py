@@ -53,7 +53,7 @@ class Rubric:
         pass
 """
 PACKAGE = """
-import os, sys
+import os, sys, time
 from verifiers.rubrics.rubric import Rubric
 
 calls = {}

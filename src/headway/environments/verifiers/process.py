@@ -160,6 +160,7 @@ class _Child:
         )
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
+        self._why = ""  # it was ended
         self._said: deque[str] = deque(maxlen=_KEPT_LINES)
         self.token = secrets.token_hex(8)
         self.pending: dict[int, Future[Answer]] = {}
@@ -223,7 +224,7 @@ class _Child:
 
     def _end_if_stuck(self, number: int) -> None:
         if number in self.pending and self.alive:
-            self._said.append(f"it did not react to a cancellation for {_CANCEL_S:g} s and was ended, at:")
+            self._why = f", for it did not react to a cancellation within {_CANCEL_S:g} s"
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGUSR1)  # it writes where it is
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -274,7 +275,7 @@ class _Child:
         code = self._process.returncode
         how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
         said = self._tail()
-        rule = f"the worker process of {self._name} ended {how}" + (
+        rule = f"the worker process of {self._name} ended {how}{self._why}" + (
             f"; it last wrote: {said}" if said else ""
         )
         return WorkerDiedError(rule)

@@ -146,7 +146,7 @@ async def _serve(answers: Any) -> None:
 def main() -> None:
     """Serve on stdin and stdout; whatever else is printed goes to stderr."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.register(signal.SIGUSR1)  # says where it is stuck before it is ended
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # says where it is stuck before it is ended
     sys.modules["headway_child"] = sys.modules[__name__]
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
