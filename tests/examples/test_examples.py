@@ -19,7 +19,8 @@ WITH_A_JUDGE = sorted(path.name for path in (ROOT / "examples" / "judge").glob("
 CONFIGS = sorted(
     path.relative_to(ROOT / "examples")
     for path in (ROOT / "examples").rglob("*.toml")
-    if path.name not in {*AFTER_ANOTHER, *OTHERWISE_TESTED, *WITH_A_JUDGE} and path.parent.name != "cases"
+    if path.name not in {*AFTER_ANOTHER, *OTHERWISE_TESTED, *WITH_A_JUDGE}
+    and not {"cases", "verifiers"} & {*path.parts}  # the latter: test_verifiers.py
 )
 SPECS = sorted((ROOT / "examples" / "cases").glob("*.toml"))
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

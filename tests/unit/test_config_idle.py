@@ -11,7 +11,7 @@ from headway.config.show import write_config
 
 BASE = ("model.path=tiny", "environment.name=arithmetic")
 FILES = sorted((Path(__file__).parents[2] / "examples").rglob("*.toml"))
-EXAMPLES = [path for path in FILES if path.stem != "sft" and path.parent.name != "cases"]  # for train
+EXAMPLES = [path for path in FILES if path.stem not in ("sft", "pyproject") and path.parent.name != "cases"]
 
 JUDGE = ("judge.url=http://127.0.0.1:8000/v1", "judge.model=m")
 

@@ -8,6 +8,7 @@ from headway.cli.lazy import LazyGroup
 
 COMMANDS = {
     "list": ("env_list", "List the environments."),
+    "install": ("env_install", "Install a package made for verifiers."),
     "make": ("env_make", "Make the tasks of an environment."),
     "new": ("env_new", "Write an environment to begin with."),
     "check": ("env_check", "Check what Headway takes for granted of an environment."),

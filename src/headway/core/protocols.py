@@ -550,6 +550,11 @@ class Chat(Completions, Protocol):
         """Seconds so far in which at least one answer was awaited, parked ones included."""
         ...
 
+    @property
+    def sampled(self) -> Sequence[array[int]]:
+        """Token ids of each answer so far, as they were sampled, in the order of `Completion.turn`."""
+        ...
+
     async def say(
         self,
         messages: Sequence[Message],

@@ -156,6 +156,11 @@ class Conversation:
         return self.turns.answering_s
 
     @property
+    def sampled(self) -> Sequence[array[int]]:
+        """Token ids of each answer; see `Chat`."""
+        return [turn.token_ids for turn in self.recorder.turns]
+
+    @property
     def max_context_tokens(self) -> int:
         """Tokens of a history and its answer, at most."""
         return self._limits.max_context_tokens

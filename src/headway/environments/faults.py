@@ -14,6 +14,7 @@ from headway.core.errors import (
     HeadwayError,
     SandboxError,
     ToolError,
+    WorkerDiedError,
 )
 from headway.core.hooks import frames_of_users, place_in_hook
 from headway.environments.record import ReplayDivergedError
@@ -36,6 +37,8 @@ def owner_and_cause(error: Exception) -> tuple[Owner, str]:
         return "infrastructure", "sandbox"
     if isinstance(error, ToolError):
         return "infrastructure", "tool"
+    if isinstance(error, WorkerDiedError):
+        return "infrastructure", "worker_died"
     if isinstance(error, DiskFullError):
         return "infrastructure", "disk_full"
     if isinstance(error, PayloadError):

@@ -46,7 +46,10 @@ BUILT_IN = {
     "python-code": "headway.environments.python_code:PythonCode",
     "swe-bench": "headway.environments.bugfix.swe_bench:SweBench",
 }
-FAMILIES = {"reasoning-gym": "headway.environments.reasoning_gym.environment"}
+FAMILIES = {
+    "reasoning-gym": "headway.environments.reasoning_gym.environment",
+    "verifiers": "headway.environments.verifiers.environment",
+}
 """Environments `FAMILY:NAME`: a module whose `named` returns the class of a name; its `members` lists all."""
 GROUP = "headway.environments"
 _PARTS = {

@@ -13,6 +13,7 @@ from headway.core.protocols import Reply
 from headway.core.records import Message, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager
 
@@ -30,6 +31,7 @@ class ScriptedChat:
 
     answering_s = 0.0
     max_context_tokens = 1 << 20
+    sampled: Sequence[array[int]] = ()
 
     def __init__(self, answer: str, *, calls_tools: bool) -> None:
         self._answer = answer

@@ -32,8 +32,8 @@ class EnvironmentSettings:
 
     name: str = setting(
         dataclasses.MISSING,
-        "A built-in environment (`headway env list`), reasoning-gym:NAME, an import path `module:Class`, or "
-        "a .py file (relative to the config file).",
+        "A built-in environment (`headway env list`), reasoning-gym:NAME, verifiers:NAME, an import path "
+        "`module:Class`, or a .py file (relative to the config file).",
     )
     args: dict[str, Any] = setting(dict, "The environment's own settings; it checks them itself.")
     rollout_timeout_s: float = setting(

@@ -1,0 +1,1 @@
+"""Packages made for the library verifiers as environments `verifiers:NAME`."""
