@@ -61,7 +61,7 @@ def no_clipping_told(logp, behaviour_logp, advantages, settings):
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (mean_of_all, r"per_token as a tensor with an entry for each of 3 tokens \(got \(\)\)"),
+        (mean_of_all, r"per_token as a tensor, one entry a token \(3\) \(got \(\)\)"),
         (no_clipping_told, r"must return two tensors: .* \(got 'Tensor'\)"),
     ],
 )

@@ -13,7 +13,7 @@ import random  # noqa: TC003 - annotations of an environment must be readable
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from headway.core.errors import EnvironmentSetupError, RewardFault
 from headway.core.off_loop import in_thread
@@ -120,11 +120,11 @@ class OwnEnvironment:
 
     @property
     def _levels(self) -> tuple[int, ...]:
-        levels: object = self.levels
-        if not isinstance(levels, tuple) or not levels:  # pyright: ignore[reportUnnecessaryIsInstance]
+        levels = cast("object", self.levels)  # a subclass may have written anything
+        if not isinstance(levels, tuple) or not levels:
             raise EnvironmentSetupError(
                 f"levels of {type(self).__name__} must be a tuple of consecutive integers",
-                value=levels,
+                value=self.levels,
                 remedy="Write levels = (1, 2, 3) for three",
                 key="environment.name",
             )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from headway.algorithms.registry import Registry
-from headway.core.errors import HeadwayError
+from headway.core.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,7 +123,7 @@ def as_policy_loss(found: Loss | PolicyLoss) -> PolicyLoss:
     def of_tokens(tokens: Tokens, settings: AlgorithmSettings) -> Terms:
         said: object = found(tokens.logp, tokens.anchor_logp, tokens.advantages, settings)
         if not isinstance(said, tuple) or len(said) != 2:
-            raise HeadwayError(
+            raise UserError(
                 f"loss {settings.loss} must return two tensors: the loss of each token, and where it clipped",
                 value=type(said).__name__,
                 remedy="Where nothing is clipped, the second is torch.zeros_like(logp, dtype=torch.bool)",

@@ -15,7 +15,7 @@ from headway.algorithms.corrections.sequence_mask import kept_sequences
 from headway.algorithms.losses import Terms, Tokens
 from headway.algorithms.losses.kl import kl_to_reference
 from headway.algorithms.losses.ratios import importance_ratio
-from headway.core.errors import HeadwayError
+from headway.core.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,12 +107,11 @@ def apply_loss(
 
 
 def _one_for_each_token(terms: Terms, num_tokens: int, settings: AlgorithmSettings) -> Terms:
-    """Return the terms; HeadwayError for a mean or a sum, which would be spread over the tokens unnoticed."""
+    """Return the terms; UserError for a mean or a sum, which would be spread over the tokens unnoticed."""
     for name, tensor in zip(terms._fields, terms, strict=True):
         if not (name == "masked" and tensor is None) and getattr(tensor, "shape", None) != (num_tokens,):
-            raise HeadwayError(
-                f"loss {settings.loss} must return {name} as a tensor with an entry for each of "
-                f"{num_tokens} tokens",
+            raise UserError(
+                f"loss {settings.loss} must return {name} as a tensor, one entry a token ({num_tokens})",
                 value=tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else tensor,
                 remedy="Do not average or sum: the normaliser weighs tokens (docs/hooks.md)",
                 key="algorithm.loss",
