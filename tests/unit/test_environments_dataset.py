@@ -124,6 +124,28 @@ def test_bad_rows_are_told_at_once_with_their_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("answer", "rule"),
+    [
+        ("NaN", "hold a number"),
+        ("1e999", "hold a number"),
+        ("1" + "0" * 400, "hold a number"),
+        ('"1' + "0" * 400 + '"', "hold a number"),
+        ("true", "hold a number"),
+        ("[1, 2]", "be a text or a number"),
+        ('{"a": 1}', "be a text or a number"),
+        ("null", "column answer .* It is null there"),
+        ('"\\ud800"', "no half of a character"),
+    ],
+)
+def test_a_right_answer_that_nothing_can_equal_is_told_with_its_line(tmp_path, answer, rule):
+    data = tmp_path / "bad.jsonl"
+    data.write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b", "answer": ' + answer + "}\n")
+    with pytest.raises(ConfigError, match=f"bad.jsonl:2: .* {rule}") as caught:
+        made(str(data), eval_share=0)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
     ("args", "message"),
     [
         ({"reward": "numbr"}, "reward: must be one of .* Did you mean number?"),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from headway.core.errors import EnvironmentSetupError
+from headway.core.errors import EnvironmentSetupError, UserError
 from headway.core.events import SandboxWanted, ToolEnded
 from headway.environments.generation import GenerationLimits
 from headway.environments.lease import SandboxLease
@@ -106,6 +106,12 @@ WRONG = {
     "another type": ({"level": "1"}, "level"),
     "no text": ({"files": {"a": 1}}, "texts in files"),
     "no test": ({"test": ""}, "needs a test"),
+    "true as a level": ({"level": True}, "level"),
+    "no words": ({"test": ["sh", 1]}, "must have words in"),
+    "a file elsewhere": ({"files": {"../a": "x"}}, "below /work"),
+    "a file without a name": ({"files": {"": "x"}}, "below /work"),
+    "a hidden file elsewhere": ({"test_files": {"/etc/a": "x"}}, "below /work"),
+    "half a character": ({"prompt": "\ud800"}, "half of a character"),
 }
 
 
@@ -116,6 +122,50 @@ def test_a_task_that_is_wrong_is_named(tmp_path, change, words):
     with pytest.raises(EnvironmentSetupError, match=words) as caught:
         build("harness", {"tasks": str(path), "command": ("true",)})
     assert caught.value.key.startswith("environment.args.te" if "test" in words else "environment.args.tasks")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\xff\xfe\x00", "UTF-8"),
+        (b'{"prompt": ' + b"[" * 100_000, r"line 1 .* not valid JSON"),
+        (b"[1]", r"line 1 .* a JSON object"),
+    ],
+)
+def test_a_file_of_tasks_that_is_none_is_named(tmp_path, data, words):
+    (tmp_path / "tasks.jsonl").write_bytes(data)
+    with pytest.raises(UserError, match=words):
+        build("harness", {"tasks": str(tmp_path / "tasks.jsonl"), "command": ("true",)})
+
+
+def test_tasks_are_read_behind_a_mark_of_bytes_and_with_separators_in_texts(tmp_path):
+    row = json.dumps({"prompt": "a\u2028b", "test": "true"}, ensure_ascii=False)
+    (tmp_path / "tasks.jsonl").write_bytes(b"\xef\xbb\xbf" + row.encode() + b"\r\n")
+    environment = build("harness", {"tasks": str(tmp_path / "tasks.jsonl"), "command": ("true",)})
+    assert environment.task("train", 0, None).payload["prompt"] == "a\u2028b"
+
+
+def test_a_folder_that_is_not_there_is_named_before_anything_runs(tmp_path):
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "x", "test": "true"}))
+    with pytest.raises(EnvironmentSetupError, match=r"environment\.args\.files"):
+        build("harness", {"tasks": str(tmp_path / "tasks.jsonl"), "command": ("true",), "files": "gone"})
+
+
+@pytest.mark.parametrize(
+    ("agent", "settings", "words"),
+    [
+        ("ask('x')", {"collect": "answer.txt"}, "left no answer.txt"),
+        ("ask('x'); open('big', 'wb').truncate(0) or open('big', 'wb').write(b'x' * (3 << 20))",
+         {"max_collected_mb": 2}, "more than 2 MiB"),
+    ],
+)  # fmt: skip
+async def test_a_program_that_leaves_nothing_or_too_much_has_0_and_no_failure(
+    tried, renderer, agent, settings, words
+):
+    trial = await tried(agent, saying(renderer, "one"), **settings)
+    assert trial.failure == ""
+    assert trial.score.reward == 0.0
+    assert words in str(trial.score.reasons)
 
 
 @pytest.mark.parametrize("word", ["{secret}", "{", "{0}"])

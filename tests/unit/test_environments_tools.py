@@ -3,7 +3,9 @@
 import asyncio
 import json
 import threading
+import typing
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from headway.core.errors import ContextFullError, EnvironmentFault, ToolError
 from headway.core.protocols import Reply
 from headway.core.records import Message, ToolCall
+from headway.environments import threads
 from headway.environments.faults import owner_and_cause
 from headway.environments.tools import FunctionTool, ToolRefusal, run_tools, tool, tool_of
 
@@ -103,6 +106,7 @@ async def test_arguments_become_what_the_function_takes():
         ({"notes": [1]}, "entry 0 of notes of book must be a string, not 1"),
         ({"extra": {"a": "b"}}, "a of extra of book must be an integer, not 'b'"),
         ({"dayz": 2}, "book has no 'dayz'. Did you mean days?"),
+        ({"rate": 10**400}, "rate of book must be a number below 1e308"),
         ({"rate": "x" * 100}, "rate of book must be a number, not '" + "x" * 59 + "..."),
     ],
 )
@@ -123,10 +127,58 @@ def odd(word: set[str]): ...
 def only_by_place(word: str, /): ...
 
 
-@pytest.mark.parametrize("function", [starred, untyped, odd, only_by_place, lambda: 1])
+def unreadable(word: "list["): ...  # noqa: F722
+
+
+@dataclass
+class Nest:
+    inside: "list[Nest]"
+
+
+def endless(nest: Nest): ...
+
+
+class Callable_:
+    def __call__(self, word: str): ...
+
+
+NO_TOOLS = [starred, untyped, odd, only_by_place, unreadable, endless, Callable_(), partial(odd), lambda: 1]
+
+
+@pytest.mark.parametrize("function", NO_TOOLS)
 def test_a_function_that_is_no_tool_is_refused(function):
     with pytest.raises(EnvironmentFault):
         tool_of(function)
+
+
+async def test_bare_containers_are_schemas_and_a_number_beyond_floats_is_an_integer():
+    def counted(many: typing.List, by: typing.Dict, number: int) -> int:  # noqa: UP006
+        return len(many) + len(by) + number % 2
+
+    found = FunctionTool(counted)
+    assert {name: one["type"] for name, one in found.spec.parameters["properties"].items()} == {
+        "many": "array",
+        "by": "object",
+        "number": "integer",
+    }
+    assert await found.run({"many": [1], "by": {"a": 1}, "number": 10**400 + 1}) == "3"
+
+
+async def test_threads_of_hung_tools_are_bounded(monkeypatch):
+    monkeypatch.setattr(threads, "MAX_LEFT", 2)
+    let_go = threading.Event()
+
+    def hangs():
+        let_go.wait(20)
+
+    try:
+        for _ in range(2):
+            with pytest.raises(ToolRefusal, match="took longer"):
+                await FunctionTool(hangs, timeout_s=0.01).run({})
+        with pytest.raises(EnvironmentFault, match="2 calls"):
+            await FunctionTool(hangs, timeout_s=0.01).run({})
+    finally:
+        let_go.set()
 
 
 async def test_a_plain_function_runs_off_the_event_loop_and_others_go_on():

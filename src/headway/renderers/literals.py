@@ -36,6 +36,7 @@ class Literals:
         self._masks = {name: chr(_FIRST + at) for at, name in enumerate(known[: _LAST - _FIRST])}
         self._ids = {mask: encode(name[0]) + encode(name[1:]) for name, mask in self._masks.items()}
         self._pattern = re.compile("|".join(map(re.escape, self._masks)) or "(?!)")
+        self._starts = {name[:2] for name in self._masks}  # looked for first: most texts hold none
 
     def hidden(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec]
@@ -47,7 +48,7 @@ class Literals:
         texts = [text for message in messages for text in (message.content, message.reasoning, message.name)]
         texts += [text for message in messages for call in message.tool_calls for text in _texts(call)]
         texts += [json.dumps([t.name, t.description, t.parameters], ensure_ascii=False) for t in tools]
-        if not any(self._pattern.search(text) or _PRIVATE.search(text) for text in texts):
+        if not any(map(self._is_touched, texts)):
             return messages, tools
         return [self._message(message) for message in messages], [self._tool(tool) for tool in tools]
 
@@ -60,6 +61,11 @@ class Literals:
         for part in parts:
             ids.extend(self._ids[part] if part in self._ids else self._encode(part))
         return ids
+
+    def _is_touched(self, text: str) -> bool:
+        if any(start in text for start in self._starts) and self._pattern.search(text):
+            return True
+        return not text.isascii() and _PRIVATE.search(text) is not None
 
     def _text(self, text: str) -> str:
         if _PRIVATE.search(text):

@@ -59,9 +59,6 @@ os._exit(0)
 """
 
 
-_OTHER = "Mend the row, or use another reward"
-
-
 def check_answer(verifier: str, value: Any) -> None:
     """Raise UserError, without a place, when a verifier cannot use a row's right answer."""
     if verifier != "python-tests" and not isinstance(value, (str, int, float)):
@@ -69,9 +66,11 @@ def check_answer(verifier: str, value: Any) -> None:
         remedy = "Name another column (environment.args.answer), or judge it by your own function"
         raise UserError(rule, value=type(value).__name__, remedy=remedy)
     if verifier == "number" and _number(value) is None:
-        raise UserError("the right answer must hold a finite number", value=_short(str(value)), remedy=_OTHER)
+        shown = value if len(str(value)) <= 60 else f"{str(value)[:57]}..."
+        remedy = "It must be finite too: mend the row, or use another reward"
+        raise UserError("the right answer must hold a number", value=shown, remedy=remedy)
     if verifier == "choice" and last_choice(str(value)) is None:
-        raise UserError("the right answer must be a letter", value=value, remedy=_OTHER)
+        raise UserError("the right answer must be a letter", value=value, remedy="Use another reward")
     if verifier == "regex":
         try:
             re.compile(str(value))
