@@ -23,7 +23,8 @@ from headway.sandbox.settings import SandboxSettings
 from tests.unit.gateway_parts import saying
 from tests.unit.rollout_parts import write_tokenizer
 
-pytestmark = [pytest.mark.examples, pytest.mark.timeout(2400)]
+# Minutes, and more than a gigabyte of packages: run by make test-slow.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
