@@ -26,9 +26,10 @@ _WORDS = {
     "pruned": "with too few rollouts left after pruning",
 }
 _REMEDIES = {
-    "zero_advantage": "The tasks are too easy or too hard for this model: change their difficulty "
-    "(environment.args, [curriculum]) or raise queue.group_size. If the reward fell before, the training "
-    "broke the model: lower trainer.learning_rate",
+    "zero_advantage": "All rollouts of a group had one reward: headway rollouts RUN --best --show has what "
+    "was said. The tasks are too easy or too hard for this model: change their difficulty (environment.args, "
+    "[curriculum]), give credit for parts, or raise queue.group_size. If the reward fell before, the "
+    "training broke the model: lower trainer.learning_rate",
     "band": "Widen acceptance.band_low and acceptance.band_high, or change the difficulty of the tasks "
     "(environment.args, [curriculum])",
     "verdict": "Your acceptance.verdict keeps next to nothing",
