@@ -7,6 +7,7 @@ from headway.algorithms.advantages import ADVANTAGES, Advantage, load_advantage
 from headway.algorithms.corrections import CORRECTIONS
 from headway.algorithms.losses import LOSSES, PolicyLoss, Terms, load_loss
 from headway.algorithms.settings import AlgorithmSettings
+from headway.core.errors import UserError
 from tests.contract.algorithm_contract import check_advantage, check_correction, check_loss
 
 LEVELS = ("token", "sequence", "geometric")
@@ -74,7 +75,7 @@ def kept_only(tokens, settings):
     ids=["averages", "overflows", "mixes sequences", "a token too few", "depends on order"],
 )
 def test_a_broken_loss_is_found_out(loss):
-    with pytest.raises((AssertionError, RuntimeError)):
+    with pytest.raises((AssertionError, RuntimeError, UserError)):
         check_loss(loss)
 
 
