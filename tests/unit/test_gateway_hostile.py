@@ -124,3 +124,24 @@ async def test_who_sends_without_end_while_it_waits_is_cut_off(served, renderer)
     sent, event = await served(engine, work, GatewaySettings(max_request_mb=1))
     assert sent < 64 << 20
     assert event.num_turns == 1
+
+
+async def test_a_head_has_no_body_and_a_body_too_long_is_refused_before_it_comes(served, renderer):
+    requests = ("HEAD /v1/models", ""), ("POST /v1/chat/completions", "Content-Length: 99999999\r\n")
+
+    async def work(endpoint):
+        seen = []
+        for line, more in requests:
+            reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
+            head = f"{line} HTTP/1.1\r\nHost: x\r\nX-Session: {endpoint.key}\r\nConnection: close\r\n"
+            writer.write(f"{head}{more}\r\n".encode())
+            async with asyncio.timeout(10):
+                seen.append((await reader.read()).decode())
+            writer.close()
+        await chat(endpoint, ("user", "hi"))
+        return seen
+
+    seen, _ = await served(saying(renderer, "one"), work, GatewaySettings(max_request_mb=1))
+    assert seen[0].startswith("HTTP/1.1 404")
+    assert seen[0].endswith("\r\n\r\n")
+    assert seen[1].startswith("HTTP/1.1 413")

@@ -39,6 +39,7 @@ class Exchange:
         self._max_body_bytes = max_body_bytes
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
         self._chunked = False
+        self._is_head = False  # the present request, whose response has no body
         self.begun = False  # the response to the present request
 
     async def receive(self) -> Request | None:
@@ -62,13 +63,14 @@ class Exchange:
                     self._protocol.receive_data(await self._reader.read(_READ_BYTES))
                 elif isinstance(event, h11.Request):
                     head = event
+                    self._is_head = head.method == b"HEAD"
+                    declared = dict(head.headers).get(b"content-length", b"0")
+                    if int(declared) > self._max_body_bytes:  # nobody waits for what is not taken
+                        raise self._too_large()
                 elif isinstance(event, h11.Data):
                     size += len(event.data)
                     if size > self._max_body_bytes:
-                        rule = (
-                            f"a request's body may have {self._max_body_bytes} bytes (gateway.max_request_mb)"
-                        )
-                        raise ApiError(413, rule, code="request_too_large")
+                        raise self._too_large()
                     parts.append(bytes(event.data))
                 elif isinstance(event, h11.EndOfMessage) and head is not None:
                     return _request(head, b"".join(parts))
@@ -80,6 +82,10 @@ class Exchange:
             ) from error
         except ConnectionError:
             return None
+
+    def _too_large(self) -> ApiError:
+        rule = f"a request's body may have {self._max_body_bytes} bytes (gateway.max_request_mb)"
+        return ApiError(413, rule, code="request_too_large")
 
     async def gone(self) -> None:
         """Return when the client has closed the connection; what it sends before is kept.
@@ -118,7 +124,7 @@ class Exchange:
         if timing:
             headers.append(("server-timing", timing))
         head = self._protocol.send(h11.Response(status_code=status, headers=headers)) or b""
-        rest = self._protocol.send(h11.Data(data=body)) or b""
+        rest = b"" if self._is_head else self._protocol.send(h11.Data(data=body)) or b""
         self._write(head + rest + (self._protocol.send(h11.EndOfMessage()) or b""))
         await self._drain()
 
