@@ -112,7 +112,8 @@ def test_a_wrong_config_shows_every_problem_and_no_traceback(tmp_path):
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
         "error: run.toml: environment.name: is required: A built-in environment (`headway env list`), "
-        "reasoning-gym:NAME, an import path `module:Class`, or a .py file (relative to the config file). In "
+        "reasoning-gym:NAME, verifiers:NAME, an import path `module:Class`, or a .py file (relative to the "
+        "config file). In "
         'section [environment] write, for example, name = "arithmetic"',
         'error: run.toml:4: queue.on_failed_rollout: must be "shrink" or "void" (got \'shrnk\'). '
         'Did you mean "shrink"?',

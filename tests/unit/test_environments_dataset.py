@@ -117,7 +117,7 @@ def test_bad_rows_are_told_at_once_with_their_lines(tmp_path):
     assert "not valid JSON" in lines[1]
     assert "must have the right answer in the column answer" in lines[2]
     data.write_text('{"prompt": "a", "answer": "no number"}\n')
-    with pytest.raises(ConfigError, match=r"bad.jsonl:1: the right answer must hold a finite number"):
+    with pytest.raises(ConfigError, match=r"bad.jsonl:1: the right answer must hold a number"):
         made(str(data), eval_share=0)
 
 

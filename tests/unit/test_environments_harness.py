@@ -76,7 +76,7 @@ async def test_the_reasons_hold_the_last_words_of_a_program_that_fell_over(tried
 
 async def test_a_program_that_does_not_end_is_ended_and_what_it_left_is_scored(tried, renderer):
     agent = "open('answer.txt', 'w').write(ask('x')); time.sleep(600)"
-    trial = await tried(agent, saying(renderer, "one"), timeout_s=1.0)
+    trial = await tried(agent, saying(renderer, "one"), timeout_s=3.0)
     assert trial.score.reward == 1.0
     assert trial.outcome["cause"] == "wall"
     assert trial.outcome["rc"] is None

@@ -106,6 +106,7 @@ def test_built_in_environments_are_listed_with_a_summary():
         "python-code",
         "reasoning-gym:NAME",
         "swe-bench",
+        "verifiers:NAME",
     ]
     assert all(len(summary) > 20 for _, summary in names_and_summaries())
 

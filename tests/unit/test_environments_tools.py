@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from headway.core import off_loop
 from headway.core.errors import ContextFullError, EnvironmentFault, ToolError
 from headway.core.protocols import Reply
 from headway.core.records import Message, ToolCall
-from headway.environments import threads
 from headway.environments.faults import owner_and_cause
 from headway.environments.tools import FunctionTool, ToolRefusal, run_tools, tool, tool_of
 
@@ -165,7 +165,7 @@ async def test_bare_containers_are_schemas_and_a_number_beyond_floats_is_an_inte
 
 
 async def test_threads_of_hung_tools_are_bounded(monkeypatch):
-    monkeypatch.setattr(threads, "MAX_LEFT", 2)
+    monkeypatch.setattr(off_loop, "MAX_LEFT", 2)
     let_go = threading.Event()
 
     def hangs():

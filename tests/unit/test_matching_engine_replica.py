@@ -220,7 +220,7 @@ def test_a_full_cache_forgets_the_conversation_that_is_longest_elsewhere():
     assert first.prefill_s == pytest.approx(1.7)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**32),
     kv_tokens=st.sampled_from([0, 900, 3000]),

@@ -76,7 +76,11 @@ class Verifiers:
     def task(self, split: str, index: int, level: int | None) -> Task:
         """Return the task at a position; there are no levels."""
         if level:
-            raise EnvironmentSetupError("a package of verifiers has no levels", value=level)
+            raise EnvironmentSetupError(
+                "a package of verifiers has no levels",
+                value=level,
+                remedy="Leave [curriculum] out, or give the package arguments (environment.args.args)",
+            )
         check_position(split, index, self.num_tasks(split))
         source, at, key = self._splits()[split][index]
         if (source, at) not in self._messages:

@@ -76,7 +76,11 @@ def read_lock(path: Path) -> list[str]:
     try:
         lines = path.expanduser().read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise EnvironmentSetupError(f"the lock file must be readable: {error}", value=str(path)) from error
+        raise EnvironmentSetupError(
+            f"the lock file must be readable: {error}",
+            value=str(path),
+            remedy="Name a file that `headway env install --lock FILE` wrote",
+        ) from error
     found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     for line in found:
         if not re.fullmatch(r"[A-Za-z0-9._-]+==\S+", line):
@@ -103,7 +107,11 @@ def _installed(where: Path, source: str, locked: Path | None, extra: Sequence[st
     _pip(python, ["--no-deps", wanted], wanted)
     new = {name: version for name, version in _versions(python).items() if name not in before}
     if len(new) != 1:
-        raise EnvironmentSetupError("one package must be installed by a name or path", value=source)
+        raise EnvironmentSetupError(
+            "one package must be installed by a name or path",
+            value=source,
+            remedy="Give one package; others that it needs go into --with",
+        )
     [(name, version)] = new.items()
     module_files, url = _files(python, name)
     if pins:

@@ -62,10 +62,11 @@ def find(name: str) -> Installed:
     if found is not None and found.executable.exists():
         return found
     near = did_you_mean(nearest(normal(name), [one.name for one in installed()]))
+    command = f"headway env install {normal(name)}"
     raise EnvironmentSetupError(
         "the package must be installed",
         value=PREFIX + name,
-        remedy=f"{near} headway env install {normal(name)}".strip(),
+        remedy=f"{near} {command}" if near else f"Run {command}",
         key="environment.name",
     )
 

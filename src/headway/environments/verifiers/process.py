@@ -207,7 +207,11 @@ class _Child:
         text = f"{self._name}: {error['text']}"
         match error["owner"]:
             case "setup":
-                raise EnvironmentSetupError(text, key="environment.args")
+                raise EnvironmentSetupError(
+                    f"the package {self._name} refused its arguments: {error['text']}",
+                    key="environment.args",
+                    remedy="Change environment.args.args; the package's own page says what it takes",
+                )
             case "infrastructure":
                 raise ToolError(text)
             case "reward":
