@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headway.matching.engine_replica import Replica, Request
@@ -220,7 +220,7 @@ def test_a_full_cache_forgets_the_conversation_that_is_longest_elsewhere():
     assert first.prefill_s == pytest.approx(1.7)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     kv_tokens=st.sampled_from([0, 900, 3000]),
@@ -228,6 +228,7 @@ def test_a_full_cache_forgets_the_conversation_that_is_longest_elsewhere():
     separate=st.booleans(),
     prefill=st.sampled_from([0.0, 0.001]),
 )
+@example(seed=2097152, kv_tokens=0, slots=100, separate=False, prefill=0.001)  # pauses that overlap
 def test_tokens_are_conserved_and_nobody_is_faster_than_alone(seed, kv_tokens, slots, separate, prefill):
     rng = random.Random(seed)
     engine = Engine(

@@ -87,7 +87,7 @@ class Replica:
         self._planned = inf  # when it fires next
         self._due = 0.0  # when it should, by the newest plan; it may fire earlier, by an older one
         self._standing = 0  # reasons to stand still: a version, a recomputation
-        self._stood_s = 0.0  # since when
+        self._stood_s = 0.0  # since when, or until when it is counted as prefill already
         self._cached: dict[Request, int] = {}  # tokens of conversations elsewhere, longest unused first
         self._num_cached = 0
         self._prompts: dict[str, None] = {}  # groups whose prompt is in the prefix cache
@@ -170,7 +170,9 @@ class Replica:
                 held = [request.resident + self._v - request.begun_v for request in self._running]
                 each = [self._engine.prefill_s(tokens, 0) for tokens in held]
                 rest_s = max(max(each), sum(each) / self._lines)
-                pause_s = self._timer.now_s - self._stood_s + rest_s
+                until_s = self._timer.now_s + rest_s
+                pause_s = max(0.0, until_s - self._stood_s)
+                self._stood_s += pause_s  # a further version within this pause adds what goes beyond it
                 for request in self._running:
                     request.prefill_s += pause_s
                     request.decode_s -= pause_s
