@@ -9,15 +9,12 @@ from headway.core.events import Scored
 from headway.environments.contract import Judged, check_environment
 from headway.environments.faults import blamed
 from headway.environments.registry import build, class_needs_sandbox
-from headway.environments.trial import Trial
-from headway.environments.trial import try_once as run_trial
-from headway.gateway.server import Gateway
 from headway.renderers.chat import Renderer
-from headway.runtime.environment_worker import check_prompts, generation_limits, host_settings
+from headway.runtime.environment_worker import check_prompts
 from headway.runtime.generator_worker import build_engine
 from headway.runtime.model import model_directory
-from headway.runtime.rewards import longest_s, reward_stage
 from headway.runtime.train import say
+from headway.runtime.trials import try_under
 from headway.sandbox.leases import own_label
 from headway.sandbox.pools import make_pool
 from headway.telemetry.terminal import console
@@ -28,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headway.config.compose import Config
+    from headway.environments.trial import Trial
 
 
 def try_once(config: Config, *, split: str, index: int, level: int | None, temperature: float) -> int:
@@ -63,32 +61,22 @@ async def _run(
     provider = make_pool(config.sandbox, label)
     if environment.needs_sandbox:
         await provider.preflight()
-    limits = host_settings(config)
-    stage = reward_stage(config)
     engine = await asyncio.to_thread(build_engine, model_dir, config, "engine", 0)
     try:
-        async with Gateway(config.gateway, name=label).serving() as gateway:
-            return await run_trial(
-                environment,
-                engine,
-                renderer,
-                provider,
-                generation_limits(config),
-                settings=limits,
-                split=split,
-                index=index,
-                level=level,
-                temperature=temperature,
-                seed=config.run.seed,
-                run_id=label,
-                timeout_s=longest_s(config),
-                server=gateway,
-                stage=stage,
-            )
+        return await try_under(
+            config,
+            environment,
+            engine,
+            renderer,
+            provider,
+            label,
+            split=split,
+            index=index,
+            level=level,
+            temperature=temperature,
+        )
     finally:
         await engine.close()
-        if stage is not None:
-            await stage.close()
 
 
 def _show(trial: Trial) -> None:

@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING
 
 from headway.core.errors import DeadlineError, EnvironmentSetupError, UserError
 from headway.core.events import Scored, ScoreFailed
-from headway.environments.trial import Trial, try_once
-from headway.gateway.server import Gateway
-from headway.runtime.environment_worker import generation_limits, host_settings
 from headway.runtime.preflight.environments import raised
 from headway.runtime.preflight.findings import Finding, failed, ok
 from headway.runtime.preflight.stand_in import StandInEngine
-from headway.runtime.rewards import longest_s, reward_stage
+from headway.runtime.trials import try_under
 from headway.sandbox.leases import own_label
 from headway.sandbox.pools import make_pool
 
@@ -21,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headway.core.protocols import Environment
+    from headway.environments.trial import Trial
     from headway.runtime.preflight.subject import Subject
 
 
@@ -55,28 +53,10 @@ def _cases(subject: Subject) -> Iterator[tuple[str, Environment]]:
 
 
 async def _try(subject: Subject, environment: Environment, split: str) -> Trial:
-    config, settings, label = subject.config, host_settings(subject.config), own_label("try")
+    config, label = subject.config, own_label("try")
     engine = StandInEngine(subject.renderer, config.generator.max_context_tokens)
-    stage = reward_stage(config)
-    try:
-        async with Gateway(config.gateway, name=label).serving() as gateway:
-            trial = await try_once(
-                environment,
-                engine,
-                subject.renderer,
-                make_pool(config.sandbox, label),
-                generation_limits(config),
-                settings=settings,
-                split=split,
-                seed=config.run.seed,
-                run_id=label,
-                timeout_s=longest_s(config),
-                server=gateway,
-                stage=stage,
-            )
-    finally:
-        if stage is not None:
-            await stage.close()
+    provider = make_pool(config.sandbox, label)
+    trial = await try_under(config, environment, engine, subject.renderer, provider, label, split=split)
     subject.context_tokens = max(subject.context_tokens, engine.longest)
     return trial
 
