@@ -172,6 +172,10 @@ def test_a_function_is_shown_with_its_bug_marked_or_with_numbers():
         ("return 1", 0, None),
         ("", 8, None),
         ("```python\n```", 8, None),
+        ("```python\ndef size(self):\n    return 1\n```", 8, None),  # which of them?
+        ("return 1\nThe number was wrong.", 8, None),
+        ("```\n4: return 1\n3: pass\n```", 0, None),
+        ("Wrong:\n```\nreturn 1\n\n```\nRight:\n```\nreturn 2\n```", 8, (8, "return 1")),
     ],
 )
 def test_answers(text, line, answer):

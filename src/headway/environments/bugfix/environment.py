@@ -180,7 +180,7 @@ class Bugfix:
         if task.level < 3:
             answer = outcome.data["line"]
             if answer is None:
-                return checked(Reward(0.0, ("the answer holds no line",)))
+                return checked(Reward(0.0, ("the answer is not one line",)))
             path = row.bugs[0].path
             mended = replaced(tree[path], int(answer[0]), str(answer[1]))
             if mended == base[path]:
