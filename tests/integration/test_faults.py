@@ -161,7 +161,9 @@ def loss_of(bench, body):
 def test_a_loss_s_mistake_is_bad_input_and_starts_nothing_anew(bench):
     ended = bench.train(loss_of(bench, "(-logp * advantages).mean()"))
     said = ended.refused()
-    assert said.startswith("error: algorithm.loss: loss hooks:loss must return per_token as a tensor")
+    assert said.startswith(
+        "error: command line: algorithm.loss: loss hooks:loss must return per_token as a tensor"
+    )
     assert "\n" not in said
     assert "anew" not in ended.out
     assert bench.check()["outcome"] == "failed"

@@ -109,15 +109,16 @@ def as_reward(name: str, value: object) -> Reward:
     if isinstance(value, Reward):
         return checked(value)
     reasons: tuple[str, ...] = ()
+    given = value
     if isinstance(value, tuple):
         pair = cast("tuple[object, ...]", value)
         if len(pair) == 2:
-            value, reasons = pair[0], (str(pair[1]),)
-    value = unboxed(value)
-    score = float(value) if isinstance(value, bool) else number(value)
+            given, reasons = pair[0], (str(pair[1]),)
+    given = unboxed(given)
+    score = float(given) if isinstance(given, bool) else number(given)
     if score is None:
         rule = f"reward {name} must return a number, (number, reason) or a Reward"
-        raise MalformedRewardFault(rule, value=type(cast("object", value)).__name__)
+        raise MalformedRewardFault(rule, value=type(given).__name__)
     return checked(Reward(score, reasons))
 
 
