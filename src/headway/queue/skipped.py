@@ -23,7 +23,7 @@ def step_ended(ctx: Context, event: StepEnded) -> None:
         state.skipped_to = min(state.skipped_to, before)  # it may be a lost step, taken again
         return
     names = [name for name in ("loss", "grad_norm") if name not in event.metrics]  # such a number is left out
-    why = f"{' and '.join(names)} {'were' if names[1:] else 'was'} not finite"
+    why = f"{' and '.join(names) or 'loss or grad_norm'} {'were' if names[1:] else 'was'} not finite"
     if state.skipped_to == before:
         state.skipped_to, state.skipped_why = event.step, why
     ctx.warn("nonfinite", f"step {event.step} left the weights as they were: {why} ({_SUSPECTS})")
