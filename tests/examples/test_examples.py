@@ -106,7 +106,7 @@ def test_two_steps_with_a_judge(config, tmp_path):
 
 def test_the_tour_of_all_commands(tmp_path):
     said = ran(str(ROOT / "examples" / "tour.sh"), str(tmp_path), cwd=tmp_path)
-    assert "19 ok, 0 warnings, 0 errors" in said
+    assert "20 ok, 0 warnings, 0 errors" in said
     assert "\nverified: " in said
     assert (tmp_path / "report.html").stat().st_size > 1_000_000
     assert (tmp_path / "model" / "model.safetensors").is_file()

@@ -30,6 +30,7 @@ def test_the_resolved_config_is_printed_and_starts_nothing(bench, example):
 def test_one_rollout_is_shown_with_what_is_trained(bench):
     ended = bench.headway("env", "try", "arithmetic", "--model", "tiny", "--temperature", "0", "--level", "1")
     assert ended.code == 0, ended.text
+    assert ended.out.startswith("model: tiny (--model)\n")
     assert "--- masked, " in ended.out
     assert "--- trainable, " in ended.out
     assert "\n  reward " in ended.out

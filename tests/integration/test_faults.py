@@ -150,6 +150,43 @@ def test_a_loss_that_raises_in_the_trainer_shows_its_traceback(bench):
     assert bench.check()["outcome"] == "failed"
 
 
+def loss_of(bench, body):
+    (bench.folder / "hooks.py").write_text(
+        "import torch\n\n\ndef loss(logp, behaviour_logp, advantages, settings):\n"
+        f"    clipped = torch.zeros_like(logp, dtype=torch.bool)\n    return {body}, clipped\n"
+    )
+    return "algorithm.loss=hooks:loss"
+
+
+def test_a_loss_s_mistake_is_bad_input_and_starts_nothing_anew(bench):
+    ended = bench.train(loss_of(bench, "(-logp * advantages).mean()"))
+    said = ended.refused()
+    assert said.startswith(
+        "error: command line: algorithm.loss: loss hooks:loss must return per_token as a tensor"
+    )
+    assert "\n" not in said
+    assert "anew" not in ended.out
+    assert bench.check()["outcome"] == "failed"
+    assert bench.entries("RestartWorker") == []
+
+
+def test_a_run_that_skipped_its_every_step_has_failed(bench):
+    ended = bench.train(loss_of(bench, "logp * float('nan')"), "stop.steps=2", "queue.max_failed_groups=9")
+    assert ended.code == 1, ended.text
+    assert "step 1 left the weights as they were: loss and grad_norm were not finite" in ended.out
+    assert "error: nothing was trained: each of the 2 steps was skipped, at step 2 because loss" in ended.out
+    report = bench.check()
+    assert (report["outcome"], report["steps"]) == ("failed", 2)
+
+
+def test_a_run_whose_first_steps_are_all_skipped_ends_early(bench):
+    ended = bench.train(loss_of(bench, "logp * float('nan')"), "stop.steps=9")
+    assert "4 steps in a row were not, the last 4 (got (nan, nan))" in ended.refused()
+    report = bench.check()
+    assert (report["outcome"], report["steps"]) == ("failed", 3)
+    assert bench.entries("RestartWorker") == []
+
+
 def test_a_loss_that_is_not_there_is_bad_input(bench):
     said = bench.train("algorithm.loss=nowhere:loss").refused()
     assert "algorithm.loss" in said

@@ -35,6 +35,7 @@ CALM = SimSettings(
 
 
 def read(path, *overrides, change=None, **sim) -> Reading:
+    path.mkdir(exist_ok=True)
     simulated_journal(path, *BASE, *overrides, sim=replace(CALM, **sim), change=change)
     return Reading.of(read_journal(path))
 
@@ -254,4 +255,12 @@ def test_a_run_without_a_step_is_told_nothing(tmp_path):
     advice = advice_of(Reading.of(read_journal(tmp_path)))
     assert advice.bottleneck == "unknown"
     assert advice.findings == ()
-    assert "takes two steps" in advice_text(advice, "toy")
+    assert "takes 10 steps" in advice_text(advice, "toy")
+
+
+def test_a_run_of_a_few_steps_is_told_that_advice_takes_more(tmp_path):
+    """Its first steps fill it up: here a calm run's trainer would be said to wait for generation."""
+    few, more = (read(tmp_path / str(steps), f"stop.steps={steps}") for steps in (9, 10))
+    told = short_lines(advice_of(few), "runs/toy")
+    assert told == ["advice takes 10 steps; this run has fewer, and the first ones fill it up"]
+    assert short_lines(advice_of(more), "runs/toy") == []

@@ -101,6 +101,35 @@ def test_a_broken_contract_fails_a_test_of_ones_own(tmp_path):
         assert_contract(changed(tmp_path, 'f"{a}+{b}="', '"always"'))
 
 
+def test_a_broken_tool_does_not_make_tasks_that_differ_by_what_it_hides_overlap(tmp_path):
+    """The same words pose other problems where a tool has the rest; a rollout that fails shows no tools."""
+    more = """
+    def question(self, task): return "what does the tool say?"
+    def tools(self, task, state, sandbox):
+        def look() -> str:
+            "Look."
+            return task.payload["question"]
+        return [look]
+    """
+    assert judge(changed(tmp_path, more=more), elsewhere=False)["splits"].level == "ok"
+    (tmp_path / "broken").mkdir()
+    broken = more.replace("def look()", "1 / 0\n        def look()")
+    found = judge(changed(tmp_path / "broken", more=broken), elsewhere=False)
+    assert "ZeroDivisionError" in found["rollouts"].text
+    assert found["splits"].level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("returned", "level"),
+    [("__import__('numpy').float32(1)", "ok"), ("(True, 'why')", "ok"), ("'1'", "error"), ("None", "error")],
+)
+def test_what_reward_may_return_is_what_any_reward_function_may(tmp_path, returned, level):
+    found = judge(
+        changed(tmp_path, more=f"def reward(self, task, outcome): return {returned}"), elsewhere=False
+    )
+    assert found["rewards" if level == "ok" else "rollouts"].level == level
+
+
 def test_no_tasks_are_an_error(tmp_path):
     with pytest.raises(EnvironmentSetupError, match="split train must have tasks"):
         judge(changed(tmp_path, more="def num_tasks(self, split): return 0"))

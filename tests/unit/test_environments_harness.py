@@ -168,7 +168,10 @@ async def test_a_program_that_leaves_nothing_or_too_much_has_0_and_no_failure(
     assert words in str(trial.score.reasons)
 
 
-@pytest.mark.parametrize("word", ["{secret}", "{", "{0}"])
+@pytest.mark.parametrize(
+    "word",
+    ["{secret}", "{", "{0}", "{}", "{prompt!z}", "{prompt!r}", "{prompt:>10}", "{prompt:{id}}", "{prompt.x}"],
+)
 def test_braces_that_stand_for_nothing_are_refused(tmp_path, word):
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "x", "test": "true"}))
     with pytest.raises(EnvironmentSetupError, match="braces"):

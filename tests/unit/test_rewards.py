@@ -1,12 +1,17 @@
 """Verifiers read answers; a reward is a finite number."""
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 
 from headway.core.errors import RewardFault
 from headway.core.records import Reward
+from headway.rewards.case import as_reward
 from headway.rewards.check import checked
+from headway.rewards.group import _finite
 from headway.rewards.verifiers import equals_number, extract_python_block, last_number
 
 
@@ -75,3 +80,51 @@ def test_rewards_of_turns_are_finite_numbers_one_for_each_answer():
     for bad in (math.nan, "1", True):
         with pytest.raises(RewardFault, match="rewards of turns must be finite numbers"):
             checked(Reward(1.0, turns=(bad,)), 1)
+
+
+LIBRARIES = [
+    np.float32(0.5), np.float64(0.5), np.float16(0.5), np.array(0.5), torch.tensor(0.5), Fraction(1, 2),
+    torch.tensor(0.5, requires_grad=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", LIBRARIES, ids=lambda value: type(value).__name__)
+def test_numbers_of_libraries_become_python_s(value):
+    reward = checked(Reward(value, metrics={"share": value}, turns=(value, 1)))
+    assert reward == Reward(0.5, metrics={"share": 0.5}, turns=(0.5, 1))
+    assert {type(one) for one in (reward.score, *reward.metrics.values(), *reward.turns)} == {float, int}
+    assert as_reward("own", value) == Reward(0.5)
+    assert as_reward("own", (value, "half")) == Reward(0.5, ("half",))
+    assert _finite([value, 1], 2, "own") == [0.5, 1.0]
+
+
+def test_whole_numbers_of_libraries_stay_whole():
+    for value in (np.int64(2), torch.tensor(2), np.uint8(2)):
+        assert checked(Reward(value)).score == 2
+        assert type(checked(Reward(value)).score) is int
+
+
+def test_truth_values_are_rewards_of_a_function_and_no_scores():
+    for value in (True, np.bool_(True), np.array(True), torch.tensor(True)):
+        assert as_reward("own", value) == Reward(1.0)
+        with pytest.raises(RewardFault, match="score must be a finite number"):
+            checked(Reward(value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.float32("nan"), torch.tensor(math.inf), np.array([0.5]), torch.ones(1), np.str_("1"), 1j, b"1"],
+)
+def test_what_is_no_finite_number_is_refused_whoever_made_it(value):
+    with pytest.raises(RewardFault, match="score must be a finite number"):
+        checked(Reward(value))
+    with pytest.raises(RewardFault, match=r"finite number|must return a number"):
+        as_reward("own", value)
+
+
+def test_rewards_of_a_group_may_be_an_array():
+    for values in (np.array([0.5, 1.0]), torch.tensor([0.5, 1.0])):
+        assert _finite(values, 2, "own") == [0.5, 1.0]
+    for values in (np.ones((2, 1)), np.array(1.0), "11", np.array([0.5, math.nan]), [np.array([1.0]), 1.0]):
+        with pytest.raises(RewardFault, match="one finite number for each of 2 rollouts"):
+            _finite(values, 2, "own")

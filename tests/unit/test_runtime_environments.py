@@ -5,6 +5,7 @@ import pytest
 from headway.core.commands import Cancel, Finish, RequestTask, RestartWorker, Score, StartRollout
 from headway.core.events import (
     ReplicaJoined,
+    ReplicaLost,
     RolloutEnded,
     RolloutFailed,
     RunStarted,
@@ -121,3 +122,24 @@ def test_the_scheduler_starts_it_anew_until_it_died_too_often():
     (finish,) = [command for command in commands if isinstance(command, Finish)]
     assert finish.failed
     assert "it was restarted 1 times before (recovery.environment_restarts)" in finish.message
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        WorkerLost("trainer", "t", "UserError: wrong shape", bad_input=True),
+        WorkerLost("environment", "e0", "UserError: wrong shape", bad_input=True),
+        ReplicaLost("g0", 0, "UserError: wrong shape", bad_input=True),
+    ],
+)
+def test_a_worker_that_died_of_bad_input_is_not_started_anew(lost):
+    scheduler = Scheduler(SchedulerSettings(eval=EvalSettings(num_tasks=0)))
+    for event in (RunStarted(), WorkerJoined("trainer", "t"), WorkerJoined("environment", "e0")):
+        scheduler.handle(event, 0.0)
+    scheduler.handle(ReplicaJoined("g0", 0, 0, 0, 8), 0.0)
+    commands, notes = scheduler.handle(lost, 1.0)
+    assert not any(isinstance(command, RestartWorker) for command in commands)
+    assert not any(isinstance(note, Warned) for note in notes)
+    (finish,) = [command for command in commands if isinstance(command, Finish)]
+    assert finish.failed
+    assert finish.message.endswith("was lost: UserError: wrong shape")

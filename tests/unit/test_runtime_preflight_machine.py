@@ -18,7 +18,7 @@ from headway.core.facts import ModelFacts
 from headway.core.protocols import ExecResult, Guarantee
 from headway.matching.memory import checkpoint_bytes, estimate_memory, handover_bytes, rollouts_in_flight
 from headway.runtime.preflight import disk, machine, sandbox_limits, sandboxes
-from headway.runtime.preflight.machine import memory_bytes, processes_free
+from headway.runtime.preflight.machine import memory_bytes, processes_free, uses_sandbox
 from headway.sandbox import pools
 from headway.sandbox.leases import LeaseBook, own_label, read_books
 from headway.sandbox.settings import SandboxSettings
@@ -209,6 +209,15 @@ def test_rollouts_in_all(checkpoint):
         checkpoint, "stop.steps=10", "eval.every_steps=5", "oversampling.rollouts_extra=4"
     ).config
     assert disk.rollouts_in_all(config) == 10 * 32 * 12 // 8 + 4 * 8
+
+
+@pytest.mark.parametrize(("reward", "uses"), [("number", False), ("python-tests", True)])
+def test_a_data_set_takes_sandboxes_where_its_reward_runs_code(checkpoint, tmp_path, reward, uses):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1=", "answer": 2}')
+    data = ("environment.name=dataset", f"environment.args.data={tmp_path}/a.jsonl")
+    asked = subject(checkpoint, *data, f"environment.args.reward={reward}")
+    assert uses_sandbox(asked.config) is uses
+    assert ("no environment" in found(asked, "quota")[0].text) is not uses
 
 
 def test_the_quota_of_sandboxes(checkpoint):

@@ -247,7 +247,7 @@ def test_the_command_says_one_line_a_check_and_sums_up(config, capsys):
         check.name for check in CHECKS
     ]
     assert lines[len(CHECKS)] == "Memory, estimated:"
-    assert lines[-1] == "19 ok, 0 warnings, 0 errors. The run can start."
+    assert lines[-1] == "20 ok, 0 warnings, 0 errors. The run can start."
     assert not any("\x1b" in line for line in lines)
     assert not (config.parent / "runs").exists()
 
@@ -255,7 +255,7 @@ def test_the_command_says_one_line_a_check_and_sums_up(config, capsys):
 def test_exit_codes(config, capsys):
     idle = "trainer.decay_steps=5"
     assert main(["check", str(config), idle]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "18 ok, 1 warning, 0 errors. The run can start."
+    assert capsys.readouterr().out.splitlines()[-1] == "19 ok, 1 warning, 0 errors. The run can start."
     assert main(["check", str(config), idle, "--strict"]) == 2
     assert main(["check", str(config), "generator.max_context_tokens=2000"]) == 2
 
@@ -268,7 +268,7 @@ def test_a_config_with_problems_shows_them_all_and_names_what_was_not_looked_at(
         "queue.group_size?"
     )
     assert "stop.steps" in second
-    assert "2 errors; not looked at because of these errors: versions, model" in last
+    assert "2 errors; not looked at because of these errors: files, versions" in last
 
 
 def test_json(config, capsys):

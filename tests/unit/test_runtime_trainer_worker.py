@@ -347,15 +347,29 @@ def test_a_rank_that_does_not_start_is_named(job, monkeypatch, number, words, st
     assert "\n" not in str(caught.value)
 
 
-def test_a_rank_that_dies_while_it_loads_is_named(job):
+def test_bad_input_of_a_rank_is_the_trainer_s_own(job):
     def make(own, ranks):
         return own
 
     spoiled = replace(job, model_dir=job.run_dir)  # nothing to load there
-    with pytest.raises(
-        HeadwayError, match="rank 1 of the trainer exited with code 1: the trainer's ranks must"
-    ):
+    with pytest.raises(UserError, match=r"must hold config\.json"):
         RankedTrainer(ranked(spoiled, 2), make)
+
+
+def test_a_loss_s_mistake_that_only_another_rank_sees_is_bad_input(job, train, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torch\n\n\ndef loss(logp, behaviour_logp, advantages, settings):\n"
+        "    each = -logp * advantages\n"
+        "    wrong = torch.distributed.get_rank() == 1\n"
+        "    return each.mean() if wrong else each, torch.zeros_like(logp, dtype=torch.bool)\n"
+    )
+    algorithm = replace(job.config.algorithm, loss=f"{tmp_path}/own.py:loss")
+    own = replace(job, config=replace(job.config, algorithm=algorithm))
+    with ThreadPoolExecutor(1) as writer:
+        desk = Desk(ranked(own, 2), writer)
+        with pytest.raises(UserError, match="must return per_token as a tensor"):
+            obey(desk, train(1))
+        desk.trainer.close()
 
 
 def test_what_is_refused_leaves_every_rank_usable(job, train):

@@ -78,5 +78,15 @@ def command(
     measured = f"eval.temperature={temperature}"  # which has the same rules
     config = load_config(asked.config, (*fixed, measured))
     with until_nobody_reads():
+        click.echo(f"model: {config.model.path} ({_named_by(overrides, model, path)})")
         return try_once(config, split=split, index=index, level=level, temperature=temperature)
     return 0
+
+
+def _named_by(overrides: tuple[str, ...], model: str | None, path: Path | None) -> str:
+    """Return what chose the model."""
+    if any(override.partition("=")[0].strip() == "model.path" for override in overrides):
+        return "model.path"
+    if model is not None:
+        return "--model"
+    return f"model.path of {path}" if path is not None else "the default; --model MODEL chooses another"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.config.clash import Clash
 from headway.core.check import Mismatch, convert, describe_bounds
 from headway.core.errors import EnvironmentSetupError
+from headway.core.hooks import absolute, is_own
 from headway.core.schema import Key, keys_of
 from headway.environments.arguments import read_arguments
 from headway.environments.registry import BUILT_IN, settings_type
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from headway.config.compose import Config
+    from headway.core.settings import Rule
 
 PREFIX = "environment.args"
 
@@ -90,14 +93,36 @@ def _takes(name_key: str, name: str, prefix: str, args: Mapping[str, Any]) -> It
         yield Clash(keys, problem.rule, problem.remedy)
 
 
-def with_all_arguments(config: Config) -> Config:
-    """Return the config with the defaults of arguments that were not given."""
+def environments_of(config: Config) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield each environment of a run: the key of its arguments, its name, and its arguments."""
+    own = config.environment
+    yield PREFIX, own.name, own.args
+    for name, source in config.source.items():
+        args = source.args if source.environment else own.args | source.args
+        yield f"source.{name}.args", source.environment or own.name, args
+
+
+def absolute_argument(value: str, rule: Rule, folder: Path) -> str:
+    """Return the value of an argument that names a file or a hook, with an absolute path.
+
+    Of "either" what is there as a file is one; else a name of code stays a name of code.
+    """
+    if rule.names == "hook" or (rule.names == "either" and is_own(value) and not (folder / value).exists()):
+        return absolute(value, folder)
+    return value if value.startswith("hf:") else str((folder / Path(value).expanduser()).absolute())
+
+
+def with_all_arguments(config: Config, folder: Path) -> Config:
+    """Return the config with the defaults of arguments that were not given.
+
+    One that names a file is relative to `folder`, the config file's.
+    """
     name, args = config.environment.name, config.environment.args
-    environment = dataclasses.replace(config.environment, args=_defaults(name) | args)
+    environment = dataclasses.replace(config.environment, args=_defaults(name, folder) | args)
     sources = {
         key: dataclasses.replace(
             source,
-            args=_defaults(source.environment) | source.args
+            args=_defaults(source.environment, folder) | source.args
             if source.environment
             else environment.args | source.args,
         )
@@ -106,9 +131,15 @@ def with_all_arguments(config: Config) -> Config:
     return dataclasses.replace(config, environment=environment, source=sources)
 
 
-def _defaults(name: str) -> dict[str, Any]:
-    keys = argument_keys(name)
-    return {name: _as_toml(key.default) for name, key in keys.items() if key.default is not None}
+def _defaults(name: str, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key in argument_keys(name).values():
+        value = _as_toml(key.default)
+        if key.rule.names and value and isinstance(value, str):
+            value = absolute_argument(value, key.rule, folder)
+        if value is not None:
+            found[key.name] = value
+    return found
 
 
 def _as_toml(value: Any) -> Any:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from headway.config.arguments import with_all_arguments
+from headway.config.arguments import absolute_argument, with_all_arguments
 from headway.config.compose import EXAMPLES, Config, SftConfig
 from headway.config.rules import RULES, SFT_RULES
 from headway.config.source import COMMAND_LINE, read_source
@@ -28,6 +28,7 @@ HOOKS = (
     ("environment", "name"),
     ("algorithm", "advantage"),
     ("algorithm", "loss"),
+    ("algorithm", "correction"),
     ("acceptance", "verdict"),
     ("pruning", "value_hook"),
     ("reward", "group"),
@@ -58,10 +59,12 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     _set_aside(source, PLAN_SECTIONS, "headway plan")
     folder = Path() if path is None else path.parent
     fix_hooks(source, folder)
+    _fix_model(source, folder)
     _fix_folder(source, folder, "sandbox", "directory")
+    _fix_folder(source, folder, "sandbox", "image")
     _fix_folder(source, folder, "judge", "cache_dir")
     config = validate(Config, source, examples=EXAMPLES, rules=RULES)
-    return with_all_arguments(config)
+    return with_all_arguments(config, folder)
 
 
 def load_sft_config(path: Path | None, overrides: Sequence[str] = ()) -> SftConfig:
@@ -77,6 +80,7 @@ def load_sft_config(path: Path | None, overrides: Sequence[str] = ()) -> SftConf
     source = read_source(path, overrides)
     _set_aside(source, sections_of(Config).keys() - sections_of(SftConfig).keys(), "headway train")
     _set_aside(source, PLAN_SECTIONS, "headway plan")
+    _fix_model(source, Path() if path is None else path.parent)
     table = source.values.get("sft")
     for name in ("data", "eval_data") if isinstance(table, dict) else ():
         values = cast("dict[str, Any]", table)
@@ -162,16 +166,24 @@ def _fix_arguments(source: Source, folder: Path) -> None:
             if not key.rule.names or not isinstance(value, str) or not value:
                 continue
             base = Path() if source.where(f"{prefix}.args.{name}") == COMMAND_LINE else folder
-            if key.rule.names == "hook":
-                arguments[name] = absolute(value, base)
-            elif not value.startswith("hf:"):
-                arguments[name] = str((base / Path(value).expanduser()).absolute())
+            arguments[name] = absolute_argument(value, key.rule, base)
 
 
 def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the table of a name, an empty one where there is none; what else is there is refused later."""
     found: object = values.get(name)
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _fix_model(source: Source, folder: Path) -> None:
+    """Make the path of a model absolute that lies in the config file's folder; other words may be names."""
+    table = _table(source.values, "model")
+    value = table.get("path")
+    if not isinstance(value, str) or source.where("model.path") == COMMAND_LINE:
+        return
+    path = folder / value
+    if ("/" in value and path.is_dir()) or (path.suffix == ".gguf" and path.is_file()):
+        table["path"] = str(path.absolute())
 
 
 def _fix_folder(source: Source, folder: Path, section: str, name: str) -> None:

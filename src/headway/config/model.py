@@ -13,7 +13,8 @@ class ModelSettings:
 
     path: str = setting(
         MISSING,
-        "The model to train: a directory with a Hugging Face checkpoint, a name on the Hugging Face Hub, or "
+        "The model to train: a directory with a Hugging Face checkpoint (relative to the config file, or to "
+        "the current directory where it is not there), a name on the Hugging Face Hub, or "
         '"smollm2" or "tiny", which headway model fetch brings.',
         pattern=".+",
         form="of at least one character",

@@ -48,6 +48,7 @@ class WorkerLost:
     role: Literal["trainer", "environment", "generator"]
     worker: str
     cause: str  # the original error, one line
+    bad_input: bool = False  # it would end of the same again: a person must change something
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class ReplicaLost:
     replica: str
     epoch: int
     cause: str
+    bad_input: bool = False  # as of WorkerLost
 
 
 @dataclass(frozen=True, slots=True)

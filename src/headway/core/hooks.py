@@ -48,6 +48,12 @@ def absolute(name: str, folder: Path) -> str:
     return name if match is None else os.path.abspath(folder / match["file"]) + name[match.end("file") :]
 
 
+def file_of(name: str) -> Path | None:
+    """Return the file that a name of a hook means, None where it means an import path."""
+    match = _FILE.fullmatch(name)
+    return None if match is None else Path(match["file"])
+
+
 def load_module(name: str) -> tuple[ModuleType, str]:
     """Return the module that a name means, and the attribute that it names, empty when it names none.
 
@@ -98,18 +104,22 @@ def load_function(name: str, parameters: Sequence[str], *, may_await: bool = Fal
 
 
 def place_in_hook(error: BaseException) -> str:
-    """Return `FILE:LINE` of the user's code that raised, empty where Headway's own did.
+    """Return `FILE:LINE` of the user's code that raised, empty where Headway's own did."""
+    frame = frame_to_blame(error)
+    return "" if frame is None else f"{frame.filename}:{frame.lineno}"
 
-    The user's code is the first that is neither Headway's nor, where there is other code, a library's; the
-    line is the last in that file, for what raised may be a library that it called.
+
+def frame_to_blame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the innermost line of the user's own code on the way to an error, None where there is none.
+
+    What raised below it, Python's library or an installed package, was called by it. A hook may be of an
+    installed package itself: without any code of the user's own it is the last line in the first such file.
     """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename[:1] != "<"]
-    others = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
-    others = [frame for frame in others if is_users(frame.filename)] or others
-    if not others:
-        return ""
-    last = [frame for frame in others if frame.filename == others[0].filename][-1]
-    return f"{last.filename}:{last.lineno}"
+    if users := frames_of_users(error):
+        return users[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    packages = [frame for frame in frames if _is_packages(Path(frame.filename))]
+    return next((frame for frame in reversed(packages) if frame.filename == packages[0].filename), None)
 
 
 def place_of_users(error: BaseException) -> str:
@@ -128,7 +138,12 @@ def is_users(file: str) -> bool:
     path = Path(file)
     if file[:1] == "<" or path.is_relative_to(_PACKAGE) or path.is_relative_to(_STANDARD_LIBRARY):
         return False
-    return not {"site-packages", "dist-packages"} & set(path.parts)
+    return not _is_packages(path)
+
+
+def _is_packages(path: Path) -> bool:
+    """Say whether a file is of an installed package, Headway's own left out."""
+    return bool({"site-packages", "dist-packages"} & set(path.parts)) and not path.is_relative_to(_PACKAGE)
 
 
 def _import_file(file: Path, name: str) -> ModuleType:
@@ -161,6 +176,6 @@ def _raised(error: BaseException) -> str:
     """Return what was raised and by which line of somebody else's code."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:  # no line of it ran
         return f"raised {type(error).__name__}: {error.msg} at {Path(error.filename).name}:{error.lineno}"
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    frame = frame_to_blame(error) or traceback.extract_tb(error.__traceback__)[-1]
     at = "" if frame.filename.startswith("<") else f" at {Path(frame.filename).name}:{frame.lineno}"
     return f"raised {type(error).__name__}: {error}{at}"

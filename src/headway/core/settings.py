@@ -20,9 +20,9 @@ class Rule:
     """Bounds of one setting, all optional.
 
     `pattern` is a regular expression for strings; `form` says it in words that complete "must be".
-    `names` says that an environment's argument names a "file" or folder (but hf:NAME), or a "hook" of the
-    user's own code: the config makes its path absolute, from the config file's folder or, on the command
-    line, the current one.
+    `names` says that an environment's argument names a "file" or folder (but hf:NAME), a "hook" of the
+    user's own code, or "either": the config makes its path absolute, from the config file's folder or, on the
+    command line, the current one.
     """
 
     ge: float | None = None
@@ -31,7 +31,7 @@ class Rule:
     lt: float | None = None
     pattern: str | None = None
     form: str = ""
-    names: Literal["", "file", "hook"] = ""
+    names: Literal["", "file", "hook", "either"] = ""
 
 
 def setting(
@@ -44,7 +44,7 @@ def setting(
     lt: float | None = None,
     pattern: str | None = None,
     form: str = "",
-    names: Literal["", "file", "hook"] = "",
+    names: Literal["", "file", "hook", "either"] = "",
 ) -> Any:
     """Declare a setting with its default, its own description and its bounds.
 

@@ -89,7 +89,9 @@ async def check_environment(
     answer_key = getattr(environment, "answer_key", "answer")
     tasks = train[:_NUM_ROLLOUTS]
     tried = [await contract_rollouts.tried(environment, task, answer_key, provider) for task in tasks]
-    hidden = environment.needs_sandbox or any(one.offers_tools for one in tried)
+    # A rollout that failed told nothing of its tools.
+    untold = any(one.failed or one.not_scripted for one in tried)
+    hidden = environment.needs_sandbox or untold or any(one.offers_tools for one in tried)
     judged.append(_overlap(environment, train, held_out, hidden=hidden))
     judged += [Judged(*each) for each in contract_rollouts.judged(environment, tasks, tried)]
     judged.append(_leak(train, tried, answer_key, environment))

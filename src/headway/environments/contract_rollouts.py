@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -17,6 +16,7 @@ from headway.environments.faults import describe_exception
 from headway.environments.lease import SandboxLease
 from headway.environments.record import Record
 from headway.environments.scripted import NotScriptedError, ScriptedChat
+from headway.rewards.check import checked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -111,9 +111,7 @@ async def _one(
             verifier.must_be_intact()
     if not isinstance(reward, Reward):
         raise TypeError(f"score must return a Reward, not {type(reward).__name__}")
-    if not math.isfinite(reward.score):
-        raise ValueError(f"a reward must be finite, not {reward.score}")
-    return reward.score, chat, sandbox.record
+    return checked(reward).score, chat, sandbox.record
 
 
 @asynccontextmanager

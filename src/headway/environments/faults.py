@@ -16,7 +16,7 @@ from headway.core.errors import (
     ToolError,
     WorkerDiedError,
 )
-from headway.core.hooks import frames_of_users, place_in_hook
+from headway.core.hooks import frame_to_blame, place_in_hook
 from headway.environments.record import ReplayDivergedError
 
 if TYPE_CHECKING:
@@ -77,6 +77,6 @@ def describe_exception(error: BaseException) -> str:
     """
     if isinstance(error, HeadwayError):
         return str(error)
-    frames = frames_of_users(error) or traceback.extract_tb(error.__traceback__)
-    at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    frame = frame_to_blame(error) or next(reversed(traceback.extract_tb(error.__traceback__)), None)
+    at = "" if frame is None else f" at {Path(frame.filename).name}:{frame.lineno}"
     return f"{type(error).__name__}: {error}{at}"

@@ -12,7 +12,7 @@ import json
 import random  # noqa: TC003 - annotations of an environment must be readable
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 
 from headway.core.errors import EnvironmentSetupError, RewardFault
@@ -21,6 +21,7 @@ from headway.core.protocols import Chat, Outcome, Sandbox
 from headway.core.records import Message, Reward, Task
 from headway.environments.tasks import Problem, check_level, check_position, draw_eval, draw_train, task_id
 from headway.environments.tools import Callables, run_tools
+from headway.rewards.case import as_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,10 @@ class OwnEnvironment:
         return ()
 
     def reward(self, task: Task, outcome: dict[str, Any]) -> Any:
-        """Return the reward, a number or a Reward, of `outcome`: `answer`, `state`, `ended`, `num_calls`.
+        """Return the reward of `outcome`: `answer`, `state`, `ended`, `num_calls`.
 
-        Either plain, then it runs in a thread of its own, or async.
+        It is a number, true or false, (number, reason), or a Reward. Either plain, then it runs in a thread
+        of its own, or async.
         """
         return float(outcome["answer"].strip() == str(task.payload[self.answer_key]))
 
@@ -110,13 +112,14 @@ class OwnEnvironment:
             value = await in_thread(
                 f"{self.name}'s reward", lambda: self.reward(task, outcome.data), raised=RewardFault
             )
+        reward = as_reward(f"of {self.name}", value)
         if isinstance(value, Reward):
-            return value
+            return reward
         calls = {
             "num_calls": float(outcome.data["num_calls"]),
             "num_refused": float(outcome.data["num_refused"]),
         }
-        return Reward(float(value), metrics=calls)
+        return replace(reward, metrics=calls)
 
     @property
     def _levels(self) -> tuple[int, ...]:

@@ -112,12 +112,18 @@ def settings_type(name: str) -> type:
     return environment_class(name).settings_type
 
 
-def class_needs_sandbox(name: str) -> bool:
-    """Say whether an environment may use a sandbox; one that only says so when it is built may.
+def may_need_sandbox(name: str, args: Mapping[str, Any]) -> bool:
+    """Say whether an environment may use a sandbox, without building it.
 
-    Raises EnvironmentSetupError when there is no such environment.
+    Its class says so or, where the arguments decide, a property `needs_sandbox` of its settings; one of which
+    neither does may.
+
+    Raises EnvironmentSetupError when there is no such environment, or its arguments do not hold.
     """
-    return bool(getattr(environment_class(name), "needs_sandbox", True))
+    declared: object = getattr(environment_class(name), "needs_sandbox", None)
+    if declared is None:
+        declared = getattr(read_settings(name, args), "needs_sandbox", True)
+    return bool(declared)
 
 
 def build(name: str, args: Mapping[str, Any] | None = None, seed: int = 0) -> Environment:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from headway.matching.advise import MIN_STEPS
 from headway.telemetry.text import figures, percent, seconds
 from headway.telemetry.told import Findings, Told
 
@@ -20,7 +21,8 @@ _SAID: dict[Bottleneck, str] = {
     "trainer": "Training is the bottleneck: rollouts wait for the trainer.",
     "both in turn": "Generator and trainer take turns: each waits for the other.",
     "none": "Generator and trainer are matched: neither waits long for the other.",
-    "unknown": "Nothing can be told of its rates: that takes two steps, and this run has fewer.",
+    "unknown": f"Nothing can be told of its rates: that takes {MIN_STEPS} steps, and this run has fewer; the "
+    "first ones fill it up.",
 }
 
 
@@ -37,7 +39,12 @@ def advice_text(advice: Advice, name: str) -> str:
 
 
 def short_lines(advice: Advice, run: str) -> list[str]:
-    """Return the findings that matter most, a line each, and how to see more; nothing for a calm run."""
+    """Return the findings that matter most, a line each, and how to see more.
+
+    Nothing for a calm run, and one line for one that is too short.
+    """
+    if advice.bottleneck == "unknown":
+        return [f"advice takes {MIN_STEPS} steps; this run has fewer, and the first ones fill it up"]
     told: list[Finding] = []
     for finding in advice.findings:
         settings = finding.change.settings

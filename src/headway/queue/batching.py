@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Train
 from headway.core.notes import BatchReleased, NoSignal, QueueDepth
-from headway.queue import acceptance, guard, lost_steps, oversampling, streaming
+from headway.queue import acceptance, guard, lost_steps, oversampling, skipped, streaming
 from headway.queue.admission import ghosts, groups_a_step
 from headway.queue.partial import park_stragglers
 from headway.queue.rows import fitting, group_rows, oldest_first
@@ -200,12 +200,7 @@ def step_ended(ctx: Context, event: StepEnded) -> None:
     ctx.met("train")
     ctx.state.step = event.step
     ctx.state.trainer, ctx.state.part_pending = "idle", False
-    if event.metrics.get("nonfinite"):
-        ctx.warn(
-            "nonfinite",
-            f"step {event.step} left the weights as they were: its loss or gradient was not finite "
-            "(rewards, trainer.learning_rate, or an advantage or loss of your own)",
-        )
+    skipped.step_ended(ctx, event)
     for group in ctx.index.on("training"):
         ctx.move(group, "trained")
         for rollout in group.rollouts:

@@ -4,7 +4,8 @@ A dead generator is started anew; its rollouts park themselves and go on from th
 may be newer: an evaluation beside training begins anew, for it measures one version. A dead environment
 worker is started anew; its rollouts and scores failed, as the driver tells, and are tried again. A dead
 trainer is started anew from the newest checkpoint; what the lost steps trained goes back to the queue, in a
-new lineage. More deaths than the settings allow end the run, resumable.
+new lineage. More deaths than the settings allow end the run, resumable; so does, at once, a death of bad
+input, such as a user's loss of the wrong shape: the worker would die of it again.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ def replica_lost(ctx: Context, event: ReplicaLost) -> None:
         ctx.note(Ignored("ReplicaLost", event.replica))
         return
     limit = ctx.settings.recovery.generator_restarts
-    if state.phase != "running" or replica.num_restarts >= limit:
+    if state.phase != "running" or event.bad_input or replica.num_restarts >= limit:
         more = ""
-        if state.phase == "running" and limit:
+        if state.phase == "running" and limit and not event.bad_input:
             more = f"; it was restarted {limit} times before (recovery.generator_restarts)"
         stop(ctx, "failed", text + more, failed=True)
         return
@@ -95,10 +96,11 @@ def worker_lost(ctx: Context, event: WorkerLost) -> None:
         return
     text = f"{event.role} worker {event.worker} was lost: {event.cause}"
     if event.role == "environment":
-        environment_lost(ctx, event.worker, text)
+        environment_lost(ctx, event.worker, text, bad_input=event.bad_input)
         return
     limit = ctx.settings.recovery.trainer_restarts
-    if event.role != "trainer" or state.phase != "running" or state.trainer_restarts >= limit:
+    again = event.role == "trainer" and state.phase == "running" and not event.bad_input
+    if not again or state.trainer_restarts >= limit:
         stop(ctx, "failed", text, failed=True)
         return
     state.trainer_restarts += 1
@@ -110,13 +112,13 @@ def worker_lost(ctx: Context, event: WorkerLost) -> None:
     ctx.expect("restart:trainer", ctx.settings.deadlines.start_s)
 
 
-def environment_lost(ctx: Context, worker: str, text: str) -> None:
+def environment_lost(ctx: Context, worker: str, text: str, *, bad_input: bool = False) -> None:
     """An environment worker died: start it anew, unless it died too often."""
     state, limit = ctx.state, ctx.settings.recovery.environment_restarts
     times = state.worker_restarts.get(worker, 0)
-    if state.phase != "running" or times >= limit:
+    if state.phase != "running" or bad_input or times >= limit:
         more = ""
-        if state.phase == "running" and limit:
+        if state.phase == "running" and limit and not bad_input:
             more = f"; it was restarted {limit} times before (recovery.environment_restarts)"
         stop(ctx, "failed", text + more, failed=True)
         return

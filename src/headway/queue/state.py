@@ -189,6 +189,8 @@ class State:
 
     lineage: int = 0
     step: int = 0  # optimizer steps applied
+    skipped_to: int = 0  # every step up to this one was skipped, being not finite
+    skipped_why: str = ""  # what was not finite at the last one
     forks: list[int] = field(default_factory=list[int])  # forks[l] = step at which lineage l + 1 left l
     published: int = 0  # newest version that replicas can read, -1 for none
     manifest: str = ""

@@ -1,7 +1,8 @@
 """Stopping: steps, wall time, target reward, a person, or a fault. Whoever is in flight is told to end.
 
 The order at the end: the step in progress completes, the weights are saved, a last evaluation runs where
-the outcome allows one, then Finish. After a fault nothing is waited for: Finish comes at once.
+the outcome allows one, then Finish. After a fault nothing is waited for: Finish comes at once. A run that
+skipped its every step ends as a fault.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Finish
 from headway.core.notes import Stopping
-from headway.queue import evaluation, oversampling, rollouts
+from headway.queue import evaluation, oversampling, rollouts, skipped
 from headway.queue.state import ACTIVE, CARRIED
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ def finish(ctx: Context) -> None:
         return
     if not state.failed and _waiting(ctx):
         return
+    if state.outcome not in CARRIED and (message := skipped.all_skipped(state)):
+        stop(ctx, "failed", message, failed=True)
     carry = state.outcome in CARRIED
     for group in list(state.groups.values()):
         if group.stage == "trained":

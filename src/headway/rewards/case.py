@@ -10,7 +10,7 @@ from typing import Any, cast
 from headway.core.errors import EnvironmentSetupError
 from headway.core.protocols import Outcome, Sandbox
 from headway.core.records import Reward, Task
-from headway.rewards.check import MalformedRewardFault, checked
+from headway.rewards.check import MalformedRewardFault, checked, number, unboxed
 
 NAMES = ("case", "task", "outcome", "sandbox", "payload", "data", "transcript", "question", "answer")
 """Parameters that a reward function may have, in any number and order."""
@@ -103,21 +103,23 @@ def arguments(case: Case, names: tuple[str, ...]) -> dict[str, Any]:
 def as_reward(name: str, value: object) -> Reward:
     """Return what a function answered as a Reward.
 
-    It may be a number, true or false, (number, reason), or a Reward. Raises RewardFault otherwise.
+    It may be a number, true or false, (number, reason), or a Reward; numpy's and torch's scalars are numbers
+    and truth values too. Raises RewardFault otherwise.
     """
     if isinstance(value, Reward):
         return checked(value)
     reasons: tuple[str, ...] = ()
+    given = value
     if isinstance(value, tuple):
         pair = cast("tuple[object, ...]", value)
         if len(pair) == 2:
-            value, reasons = pair[0], (str(pair[1]),)
-    if isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, (int, float)):
+            given, reasons = pair[0], (str(pair[1]),)
+    given = unboxed(given)
+    score = float(given) if isinstance(given, bool) else number(given)
+    if score is None:
         rule = f"reward {name} must return a number, (number, reason) or a Reward"
-        raise MalformedRewardFault(rule, value=type(cast("object", value)).__name__)
-    return checked(Reward(value, reasons))
+        raise MalformedRewardFault(rule, value=type(given).__name__)
+    return checked(Reward(score, reasons))
 
 
 def prefixed(name: str, metrics: Mapping[str, float]) -> dict[str, float]:

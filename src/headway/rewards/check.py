@@ -1,9 +1,14 @@
-"""What a reward function returns must be a Reward with a finite score."""
+"""What a reward function returns must be a Reward with a finite score.
+
+A number is Python's own, or one of a library: numpy's scalars, and arrays and tensors without dimensions.
+They become Python's. Truth values and texts are no numbers.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TypeGuard
+from dataclasses import replace
+from numbers import Integral, Real
 
 from headway.core.errors import RewardFault
 from headway.core.records import Reward
@@ -14,39 +19,72 @@ class MalformedRewardFault(RewardFault):
 
 
 def checked(reward: object, num_turns: int | None = None) -> Reward:
-    """Return `reward` itself.
+    """Return `reward` with Python's own numbers; itself where it has them already.
 
     Raises RewardFault when it is not a Reward, its score is not a finite number, a metric not a number, or
     the rewards of its turns are not one finite number for each of the `num_turns` answers.
     """
     if not isinstance(reward, Reward):
         raise MalformedRewardFault("a reward function must return a Reward", value=type(reward).__name__)
-    score: object = reward.score
-    if not _is_finite(score):
-        raise RewardFault("a reward's score must be a finite number", value=repr(score))
-    metrics: dict[str, object] = {**reward.metrics}
-    for name, value in metrics.items():
+    score = number(reward.score)
+    if score is None or not is_finite(score):
+        raise RewardFault("a reward's score must be a finite number", value=repr(reward.score))
+    given: dict[str, object] = {**reward.metrics}
+    metrics: dict[str, float] = {}
+    for name, value in given.items():
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise MalformedRewardFault("a reward's metrics must have strings as names", value=repr(name))
-        if not _is_number(value):
+        metric = number(value)
+        if metric is None:
             raise MalformedRewardFault(f"a reward's metric {name} must be a number", value=repr(value))
+        metrics[name] = metric
     if not all(isinstance(reason, str) for reason in reward.reasons):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise MalformedRewardFault("the reasons of a reward must be strings", value=repr(reward.reasons))
-    turns: tuple[object, ...] = tuple(reward.turns)
-    if not all(_is_finite(value) for value in turns):
-        raise RewardFault("the rewards of turns must be finite numbers", value=repr(turns))
+    turns: list[float] = []
+    for value in reward.turns:
+        turn = number(value)
+        if turn is None or not is_finite(turn):
+            raise RewardFault("the rewards of turns must be finite numbers", value=repr(tuple(reward.turns)))
+        turns.append(turn)
     if turns and num_turns is not None and len(turns) != num_turns:
         rule = f"a reward has no rewards of turns, or one for each of the {num_turns} answers"
         raise MalformedRewardFault(rule, value=len(turns))
-    return reward
+    if _are_plain([reward.score, *given.values(), *reward.turns]):
+        return reward
+    return replace(reward, score=score, metrics=metrics, turns=tuple(turns))
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_finite(value: object) -> bool:
+def number(value: object) -> int | float | None:
+    """Return a real number as Python's own int or float, None for anything else, truth values among it."""
+    value = unboxed(value)
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, Integral):
+        return int(value)
+    if not isinstance(value, Real):
+        return None
     try:
-        return _is_number(value) and math.isfinite(value)
+        return float(value)
+    except OverflowError:  # a fraction beyond every float
+        return math.inf
+
+
+def unboxed(value: object) -> object:
+    """Return the Python value of a library's scalar, or of an array or tensor without dimensions.
+
+    Anything else is returned as it is.
+    """
+    shape, item = getattr(value, "shape", None), getattr(value, "item", None)
+    return item() if shape == () and callable(item) else value
+
+
+def is_finite(value: float) -> bool:
+    """Say whether a number is one that a float can hold."""
+    try:
+        return math.isfinite(value)
     except OverflowError:  # an int beyond every float
         return False
+
+
+def _are_plain(values: list[object]) -> bool:
+    return all(type(value) in (int, float) for value in values)

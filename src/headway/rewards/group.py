@@ -7,7 +7,6 @@ is reported of them, stay as they were.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headway.core.errors import EnvironmentSetupError, RewardFault
 from headway.core.hooks import load_function
 from headway.rewards.calls import call
+from headway.rewards.check import is_finite, number, unboxed
 
 if TYPE_CHECKING:
     from headway.rewards.judge import Judge
@@ -127,9 +127,13 @@ def _taking(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _finite(found: object, num: int, name: str) -> list[float]:
     shown = repr(found)[:200]
-    values = list(cast("Sequence[object]", found)) if isinstance(found, (list, tuple)) else []
-    numbers = [float(value) for value in values if isinstance(value, (int, float))]
-    if len(numbers) != num or not all(map(math.isfinite, numbers)):
+    shape: object = getattr(found, "shape", None)
+    if isinstance(shape, tuple) and len(cast("tuple[int, ...]", shape)) == 1:  # an array or a tensor
+        found = cast("Any", found).tolist()
+    values = list(map(unboxed, cast("Sequence[object]", found))) if isinstance(found, (list, tuple)) else []
+    scores = [int(value) if isinstance(value, bool) else number(value) for value in values]
+    numbers = [float(score) for score in scores if score is not None and is_finite(score)]
+    if len(values) != num or len(numbers) != num:
         rule = (
             f"the rewards of a group ({name}) must be a list of one finite number for each of {num} rollouts"
         )

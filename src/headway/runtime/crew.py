@@ -4,7 +4,7 @@ Starts the generators, the trainer and the environment workers, and turns what t
 driver's inbox. Each worker has one reader; it waits for the worker's next message, at most `lost_after_s`.
 A worker that dies, or falls silent, becomes one event with its original error, when its process is gone: a
 generator that had joined a ReplicaLost, any other a WorkerLost. Whether it is started anew is the scheduler's
-to say.
+to say; the event tells it of a worker that ended of bad input, and would again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headway.core.clock import stopwatch
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, SandboxError, UserError
 from headway.core.events import Event, ReplicaLost, WorkerLost
 from headway.runtime.job import Job
 from headway.runtime.wire import Link, socket_pair
@@ -143,7 +143,7 @@ class Crew:
             self.death = Death(worker.job, *told)
         else:
             self.death = Death(worker.job, None, _exit_text(code), _tail(worker.log))
-        self.emit(_lost(worker, self.death.cause))
+        self.emit(_lost(worker, self.death))
 
     async def stop(self, grace_s: float) -> None:
         """Let every worker leave; end those that have not after `grace_s` seconds, all together."""
@@ -172,11 +172,13 @@ class Crew:
             worker.link.close()
 
 
-def _lost(worker: Worker, cause: str) -> ReplicaLost | WorkerLost:
+def _lost(worker: Worker, death: Death) -> ReplicaLost | WorkerLost:
     job = worker.job
+    # a sandbox that cannot be had is bad input before a run; in one the infrastructure failed
+    bad_input = isinstance(death.error, UserError) and not isinstance(death.error, SandboxError)
     if job.role == "generator" and worker.joined:
-        return ReplicaLost(job.name, job.epoch, cause)
-    return WorkerLost(job.role, job.name, cause)
+        return ReplicaLost(job.name, job.epoch, death.cause, bad_input)
+    return WorkerLost(job.role, job.name, death.cause, bad_input)
 
 
 def _exit_text(code: int) -> str:

@@ -1,9 +1,10 @@
 """The trainer's other ranks, as rank 0 sees them: their processes, what they say, and how they end.
 
 A rank says `here` once its imports are done, `ready` once its trainer is built, and from then on the number
-of collectives that it has begun, at each. Rank 0 waits for the first two: a rank that dies closes its socket,
-which ends the wait at once, and a deadline bounds it. In an operation rank 0 waits inside a collective, where
-it hears nobody. So a timer ends the ranks that have not come by then, and their end unblocks the collective.
+of collectives that it has begun, at each; and the bad input that it ends of. Rank 0 waits for the first two:
+a rank that dies closes its socket, which ends the wait at once, and a deadline bounds it. In an operation
+rank 0 waits inside a collective, where it hears nobody. So a timer ends the ranks that have not come by then,
+and their end unblocks the collective.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 from headway.core.clock import stopwatch
-from headway.core.errors import HeadwayError
+from headway.core.errors import HeadwayError, UserError
 from headway.runtime.wire import socket_pair
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class OtherRank:
     link: Connection
     num_begun: int = 0  # collectives, as far as it was heard
     silent_s: float = 0.0  # after which it was ended because it had not come
+    error: UserError | None = None  # the bad input that it ended of
 
 
 @dataclass(slots=True)
@@ -76,6 +78,8 @@ class OtherRanks:
                     told = link.recv()
                 except (EOFError, OSError):
                     raise self.named("the trainer's ranks must start", [waiting[link]]) from None
+                if isinstance(told, UserError):
+                    raise told
                 if told == word:
                     del waiting[link]
 
@@ -115,17 +119,26 @@ class OtherRanks:
         for rank in self.ranks:
             with contextlib.suppress(EOFError, OSError):  # its end is told where it is waited for
                 while rank.link.poll():
-                    rank.num_begun = rank.link.recv()
+                    told = rank.link.recv()
+                    if isinstance(told, UserError):
+                        rank.error = told
+                    else:
+                        rank.num_begun = told
 
     @contextlib.contextmanager
     def naming_the_dead(self) -> Generator[None]:
-        """Name the ranks that ended in the errors of collectives inside the block."""
+        """Name the ranks that ended in the errors of collectives inside the block.
+
+        Raises what one of them ended of instead where that was bad input.
+        """
         try:
             yield
         except HeadwayError as error:
             if error.key != "trainer.ranks":
                 raise
-            raise self.named(error.rule) from error
+            named = self.named(error.rule)
+            self._listen()
+            raise next((rank.error for rank in self.ranks if rank.error), named) from error
 
     def named(self, rule: str, among: Sequence[OtherRank] = ()) -> HeadwayError:
         """Return an error that says which ranks ended and how; those that were silent alone, if any were.

@@ -3,17 +3,23 @@
 It consumes operations from the socket FD, the first message being its job, and does each with the other
 ranks; back go the words that `rank_links` waits for. It waits for the next operation as long as rank 0 lives,
 and leaves when rank 0 closes the socket. What it raises goes to the trainer's log, and ends it: rank 0 finds
-that out in the operation that it shares.
+that out in the operation that it shares, and raises bad input, which it is sent, as its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from headway.core.errors import UserError
 from headway.runtime.worker import tie_to_parent
+
+if TYPE_CHECKING:
+    from headway.runtime.job import Job
 
 
 def main() -> int:
@@ -27,6 +33,15 @@ def main() -> int:
     except EOFError:
         return 1
     sys.path[:] = job.import_path
+    try:
+        return _serve(link, job, rank, Path(rendezvous))
+    except UserError as error:
+        with contextlib.suppress(OSError):  # rank 0 is gone
+            link.send(error)
+        raise
+
+
+def _serve(link: Connection, job: Job, rank: int, rendezvous: Path) -> int:
     from headway.runtime.trainer_worker import local_trainer
     from headway.trainer.ranks import Ranks
 
@@ -35,7 +50,7 @@ def main() -> int:
     ranks = Ranks(
         rank,
         job.config.trainer.ranks,
-        Path(rendezvous),
+        rendezvous,
         timeout_s=timeout_s,
         meet_s=job.config.deadlines.start_s,
         begins=link.send,

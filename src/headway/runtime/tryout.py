@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headway.core.events import Scored
 from headway.environments.contract import Judged, check_environment
 from headway.environments.faults import blamed
-from headway.environments.registry import build, class_needs_sandbox
+from headway.environments.registry import build, may_need_sandbox
 from headway.renderers.chat import Renderer
 from headway.runtime.environment_worker import check_prompts
 from headway.runtime.generator_worker import build_engine
@@ -43,7 +43,7 @@ def check_contract(config: Config) -> list[Judged]:
 
 async def _check_contract(config: Config) -> list[Judged]:
     name, args = config.environment.name, config.environment.args
-    if not class_needs_sandbox(name):
+    if not may_need_sandbox(name, args):
         return await check_environment(name, args, config.run.seed)
     provider = make_pool(config.sandbox, own_label("check"))
     await provider.preflight()

@@ -49,7 +49,8 @@ class SandboxSettings:
     image: str = setting(
         "",
         "What every sandbox begins with: a folder or a tar archive, whose content is in /work, or a "
-        "requirements file (*.txt), whose packages its Python has; empty for nothing.",
+        "requirements file (*.txt), whose packages its Python has; relative to the config file. Empty for "
+        "nothing.",
     )
     wall_s: float = setting(
         5.0, "Wall-clock seconds that one command may run; its start does not count.", gt=0

@@ -118,8 +118,8 @@ class LocalTrainer:
         A step whose loss or gradient is not finite leaves the weights as they are, counts as a step (the
         version's number rises) and reports `nonfinite` 1; metrics that are not finite are left out.
 
-        Raises HeadwayError for rows that cannot be trained, and when more than MAX_NONFINITE_STEPS steps in
-        a row were not finite.
+        Raises HeadwayError for rows that cannot be trained, and UserError when more than
+        MAX_NONFINITE_STEPS steps in a row were not finite: taken again, they would be that again.
         """
         check_optim(None, lr_scale)
         if num_gathered:
@@ -134,7 +134,7 @@ class LocalTrainer:
             names = ", ".join(row.rollout for row in rows[:8])
             rule = f"loss and gradient must be finite; {num} steps in a row were not, the last {self._steps}"
             remedy = f"Its first rollouts are {names}. A lower trainer.learning_rate may help"
-            raise HeadwayError(rule, value=(metrics["loss"], metrics["grad_norm"]), remedy=remedy)
+            raise UserError(rule, value=(metrics["loss"], metrics["grad_norm"]), remedy=remedy)
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         return StepResult(sums.num_tokens, sums.num_trained_tokens, finite)
 

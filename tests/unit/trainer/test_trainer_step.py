@@ -160,7 +160,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_after_three_the_error_names_st
         for name, now in weights(trainer).items()
     )
     assert trainer.steps == 3
-    with pytest.raises(HeadwayError, match=r"4 steps in a row.*the last 4.*rollouts are r0, r1"):
+    with pytest.raises(UserError, match=r"4 steps in a row.*the last 4.*rollouts are r0, r1"):
         trainer.step(rows)
 
 

@@ -58,7 +58,11 @@ _SAID = "\n\nA test fails:\n\n```\n{said}\n```"
 class BugfixSettings:
     """Arguments of `bugfix`."""
 
-    tasks: str = setting("bugfix/tasks.jsonl", "File of tasks, as `headway env make bugfix` writes it.")
+    tasks: str = setting(
+        "bugfix/tasks.jsonl",
+        "File of tasks, as `headway env make bugfix` writes it; relative to the config file.",
+        names="file",
+    )
     levels: tuple[int, ...] = setting((1,), "Levels of the train tasks, each as likely.", ge=1, le=5)
     kinds: tuple[Kind, ...] = setting(
         (), "Kinds of bugs that are posed, in both splits (docs/bugfix.md); empty for all."

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Literal, cast
 from headway.core.errors import EnvironmentFault, EnvironmentSetupError
 from headway.core.protocols import Chat, ExecLimits, Outcome, Sandbox
 from headway.core.records import Message, Reward, Task
-from headway.core.settings import setting
+from headway.core.settings import Problem, setting
 from headway.environments.bugfix.environment import judged
 from headway.environments.bugfix.repository import changed, hashes_there, tools
 from headway.environments.bugfix.rows import Row, read_rows
 from headway.environments.bugfix.testing import Layout, Runner, run_tests
 from headway.environments.tasks import check_position, split_of, task_id
+from headway.environments.templates import template_problem
 from headway.environments.tools import run_tools
 from headway.rewards.check import checked
 
@@ -37,8 +38,14 @@ _BEGIN_S = 120.0  # for the repository to be copied, and a patch to be applied
 class SweBenchSettings:
     """Arguments of `swe-bench`."""
 
-    tasks: str = setting("tasks.jsonl", "File of tasks, in SWE-bench's or SWE-smith's columns.")
-    eval_tasks: str = setting("", "File of the held-out tasks; empty to hold out a quarter of `tasks`.")
+    tasks: str = setting(
+        "tasks.jsonl",
+        "File of tasks, in SWE-bench's or SWE-smith's columns; relative to the config file.",
+        names="file",
+    )
+    eval_tasks: str = setting(
+        "", "File of the held-out tasks; empty to hold out a quarter of `tasks`.", names="file"
+    )
     image: str = setting(
         "{image}",
         "Image of a task: {image} is its column image, image_name or docker_image, {instance_id} its id.",
@@ -57,6 +64,11 @@ class SweBenchSettings:
     max_turns: int = setting(40, "Answers at most.", ge=1)
     command_s: float = setting(60.0, "Seconds that a command of the policy may take.", gt=0)
     tests_s: float = setting(600.0, "Seconds that the tests of a score may take.", gt=0)
+
+    def problems(self) -> list[Problem]:
+        """Return the rules that do not hold."""
+        found = template_problem("image", self.image, ("image", "instance_id"))
+        return [] if found is None else [found]
 
 
 class SweBench:

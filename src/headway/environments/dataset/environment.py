@@ -34,7 +34,7 @@ class Dataset:
 
     def __init__(self, settings: DatasetSettings, seed: int) -> None:
         self._settings = settings
-        self.needs_sandbox = settings.reward == "python-tests"
+        self.needs_sandbox = settings.needs_sandbox
         self.stop_strings = settings.stop
         self.system_prompt = settings.system or None
         self._own = None if settings.reward in VERIFIERS else OwnReward(settings.reward)

@@ -95,6 +95,11 @@ class DatasetSettings:
     )
     shuffle: bool = setting(True, "Order of the train rows: drawn from run.seed, or that of the data.")
 
+    @property
+    def needs_sandbox(self) -> bool:
+        """Whether what the model writes is run."""
+        return self.reward == "python-tests"
+
     def problems(self) -> Iterator[Problem]:
         """Yield rules between settings that do not hold; the reward function is loaded."""
         yield from self._reward_problems()

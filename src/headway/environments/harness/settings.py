@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
-from string import Formatter
 from typing import Any
 
 from headway.core.settings import Problem, setting
+from headway.environments.templates import template_problem
 
 PLACES = ("prompt", "prompt_file", "base_url", "key", "model", "id")
 
@@ -18,7 +18,9 @@ class HarnessSettings:
     tasks: str = setting(
         MISSING,
         "Tasks: a .jsonl file with one a line, or your own function (split: str) -> list of them, "
-        "file.py:function or module:function (docs/gateway.md).",
+        "file.py:function or module:function (docs/gateway.md). A relative path is relative to the config "
+        "file.",
+        names="either",
     )
     command: tuple[str, ...] = setting(
         MISSING,
@@ -29,10 +31,15 @@ class HarnessSettings:
         dict, "Environment variables of the command, texts with the same words in braces."
     )
     eval_tasks: str = setting(
-        "", "Held-out tasks of a file, as tasks; empty for those of tasks whose split is eval."
+        "",
+        "Held-out tasks of a file, as tasks; empty for those of tasks whose split is eval.",
+        names="either",
     )
     files: str = setting(
-        "", "Folder whose content every sandbox of a rollout begins with, beside the task's."
+        "",
+        "Folder whose content every sandbox of a rollout begins with, beside the task's; relative to the "
+        "config file.",
+        names="file",
     )
     test: tuple[str, ...] = setting(
         (), "Words of the command that scores a task which has no test of its own: exit code 0 is 1, else 0."
@@ -53,14 +60,6 @@ class HarnessSettings:
             found.append(Problem("command", (), "must have a word", 'Such as ["python3", "agent.py"].'))
         words = [("command", word) for word in self.command]
         words += [(f"env.{name}", str(value)) for name, value in self.env.items()]
-        for key, word in words:
-            try:
-                unknown = {name for _, name, _, _ in Formatter().parse(word) if name is not None} - {*PLACES}
-            except ValueError as error:
-                rule = f"must have braces in pairs: {error}"
-                found.append(Problem(key, word, rule, "Write {{ and }} for braces that are meant so."))
-                continue
-            if unknown:
-                rule = f"must name only {', '.join(PLACES)} in braces"
-                found.append(Problem(key, word, rule, "Write {{ and }} for braces that are meant so."))
+        told = (template_problem(key, word, PLACES) for key, word in words)
+        found += [problem for problem in told if problem is not None]
         return found

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 SIDE = 0.15
 OVERLAP = 0.15
-MIN_STEPS = 4
 
 
 def findings(reading: Reading) -> Iterator[Finding]:
@@ -27,7 +26,7 @@ def findings(reading: Reading) -> Iterator[Finding]:
     starved = reading.starved
     computes = phases.share(phases.total.state_s["train"])
     waiting, training = (phases.total.mean_running(state) for state in ("wait", "train"))
-    if bound is None or len(reading.records) < MIN_STEPS or min(starved, computes) < SIDE:
+    if bound is None or min(starved, computes) < SIDE:
         return
     if waiting is None or training is None or not waiting:
         return

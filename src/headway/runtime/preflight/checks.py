@@ -17,6 +17,7 @@ from headway.runtime.preflight import (
     chat,
     disk,
     environments,
+    files,
     loading,
     machine,
     model,
@@ -52,6 +53,7 @@ class Check:
 
 CHECKS = (
     Check("settings", settings.settings, is_fast=True),
+    Check("files", files.files, is_fast=True),
     Check("versions", versions.packages, is_fast=True),
     Check("model", model.model_files, is_fast=True),
     Check("tokenizer", chat.tokenizer, ("model",), is_fast=True),
@@ -63,7 +65,7 @@ CHECKS = (
     Check("image", sandboxes.image, is_fast=True),
     Check("device", versions.device),
     Check("loading", loading.loading, ("model",)),
-    Check("environment", environments.environment),
+    Check("environment", environments.environment, ("files",)),
     Check("sandbox", sandboxes.sandbox, ("environment", "image")),
     Check("left over", sandboxes.left_over),
     Check("prompts", tasks.prompts, ("environment", "chat template")),

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.config.arguments import environments_of
 from headway.core.errors import UserError
-from headway.environments.registry import class_needs_sandbox
+from headway.environments.registry import may_need_sandbox
 from headway.matching.memory import MemoryEstimate, estimate_memory
 from headway.runtime.preflight.findings import Finding, failed, ok, warning
 
@@ -57,8 +58,7 @@ def estimate_for(subject: Subject) -> MemoryEstimate:
 
 def uses_sandbox(config: Config) -> bool:
     """Say whether any environment of the run may use a sandbox."""
-    names = {config.environment.name, *(source.environment for source in config.source.values())} - {""}
-    return any(map(class_needs_sandbox, names))
+    return any(may_need_sandbox(name, args) for _, name, args in environments_of(config))
 
 
 def memory(subject: Subject) -> Iterator[Finding]:
