@@ -48,9 +48,12 @@ def command(
       headway plan examples/cases/case1.toml --optimise --gpus 256 --bound 16
       headway plan examples/cases/case1.toml --json
     """
+    from dataclasses import replace
+
     from headway.matching.optimise import optimise as search
     from headway.matching.optimise import present
     from headway.matching.plan import make_plan
+    from headway.matching.plan_control import follow_control
     from headway.matching.plan_text import options_text, plan_plain, plan_text
     from headway.matching.sensitivity import sensitivity, settled
     from headway.matching.spec_load import load_spec
@@ -58,7 +61,9 @@ def command(
     if not optimise and (gpus is not None or bound is not None):
         raise click.UsageError("--gpus and --bound belong to --optimise.")
     loaded = load_spec(spec, overrides)
-    plan = make_plan(loaded, step=step)
+    followed = None if optimise else follow_control(loaded, step=step)
+    loaded = loaded if followed is None else followed.spec
+    plan = replace(make_plan(loaded, step=step), control=followed)
     changes, judge = ([], "") if optimise else sensitivity(loaded, plan)
     plan = settled(plan, changes)
     options = None
@@ -69,7 +74,8 @@ def command(
         if as_json:
             click.echo(json.dumps(plan_plain(plan, changes, options, judge), indent=2, allow_nan=False))
         elif options is not None:
-            click.echo(options_text(options, gpus or 0, present(loaded)))
+            controlled = loaded.config.control.mode == "on"
+            click.echo(options_text(options, gpus or 0, present(loaded), controlled=controlled))
         else:
             click.echo(plan_text(loaded, plan, changes, judge))
     return 0

@@ -20,6 +20,7 @@ from headway.matching.sampled import Sample, draw
 from headway.matching.short_simulation import short_simulation
 
 if TYPE_CHECKING:
+    from headway.matching.plan_control import Followed
     from headway.matching.spec import PoolSettings
     from headway.matching.spec_load import Spec
 
@@ -59,10 +60,11 @@ class Plan:
     cost: RunCost | None
     service: ServicePrice | None
     notes: list[str] = field(default_factory=list[str])
+    control: Followed | None = None  # where control is on
 
 
 def make_plan(spec: Spec, *, step: int = 0, budget_events: int = BUDGET_EVENTS, seed: int = 0) -> Plan:
-    """Plan a run.
+    """Plan a run whose settings stay as they are; see `plan_control.follow_control` for one with control.
 
     Args:
         spec: what it is.

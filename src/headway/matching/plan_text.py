@@ -50,6 +50,8 @@ def _lines(spec: Spec, plan: Plan, changes: Sequence[Change], judge: str) -> Ite
         f"{spec.name}: {wall:.3g} samples/s trained, a step each {seconds(m['plan.step_s'])}; "
         f"the trainer waits {wait:.0%}{at}"
     )
+    if plan.control is not None:
+        yield f"control {plan.control.words}"
     name = plan.bottleneck.name
     yield f"bottleneck: {_BOTTLENECKS.get(name, name)}. {_sentence(plan.bottleneck.why)}"
     yield f"  remedy: {plan.bottleneck.remedy}"
@@ -195,7 +197,9 @@ def percents(parts: dict[str, float], whole: int) -> dict[str, int]:
     return found
 
 
-def options_text(options: Sequence[Option], gpus: int, present: Option | None = None) -> str:
+def options_text(
+    options: Sequence[Option], gpus: int, present: Option | None = None, *, controlled: bool = False
+) -> str:
     """Return the best ways to spend a budget, as lines of text; `present` is the SPEC as it is."""
     best = options[0]
     lines = [
@@ -225,6 +229,12 @@ def options_text(options: Sequence[Option], gpus: int, present: Option | None = 
         lines += wrap(
             "note: oversampling keeps the first to finish, which are the short ones: samples differ between "
             "rows, so compare sampled tokens and dollars by token, and mind the bias towards short answers",
+            _WIDTH, subsequent_indent="  ",
+        )  # fmt: skip
+    if controlled:
+        lines += wrap(
+            "note: all of these are settings that stay as they are. control.mode is on, and would turn some of "
+            "them: plan the best of them without --optimise for what it settles on",
             _WIDTH, subsequent_indent="  ",
         )  # fmt: skip
     return "\n".join(lines)
@@ -265,6 +275,7 @@ def plan_plain(
         "plan.course": [_fields(moment) for moment in plan.course],
         "plan.sensitivity": [_fields(change) for change in changes],
         "plan.notes": plan.notes,
+        "plan.control": None if plan.control is None else plan.control.plain(),
     }
     if options is not None:
         plain["plan.options"] = [_fields(option) for option in options]
