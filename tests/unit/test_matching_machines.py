@@ -69,7 +69,7 @@ def test_while_engines_have_room_the_wait_is_for_settings_to_end() -> None:
 
 
 def test_groups_that_stand_ready_all_the_time_are_production_that_nobody_takes() -> None:
-    # Little: 5 groups of 8 stand ready and 40 are in flight, so that production could be 0.4 (1 + 40 / 40) = 0.8/s;
+    # Little: 5 groups of 8 stand ready and 40 are in flight: production could be 0.4 (1 + 40 / 40) = 0.8/s;
     # the trainer takes 0.4/s. min(0.8 (4 - k) / 4, 0.4 (4 + k) / 4): 0.6 and 0.5 at k = 1.
     assert advise_move(_cycles(queued=5), 4, 4, full=False) == (
         "move 1 of the generator's machines to the trainer: the trainer waited 0% of the last 12 cycles; "

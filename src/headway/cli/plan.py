@@ -48,8 +48,6 @@ def command(
       headway plan examples/cases/case1.toml --optimise --gpus 256 --bound 16
       headway plan examples/cases/case1.toml --json
     """
-    from dataclasses import replace
-
     from headway.matching.optimise import optimise as search
     from headway.matching.optimise import present
     from headway.matching.plan import make_plan
@@ -63,7 +61,7 @@ def command(
     loaded = load_spec(spec, overrides)
     followed = None if optimise else follow_control(loaded, step=step)
     loaded = loaded if followed is None else followed.spec
-    plan = replace(make_plan(loaded, step=step), control=followed)
+    plan = make_plan(loaded, step=step)
     changes, judge = ([], "") if optimise else sensitivity(loaded, plan)
     plan = settled(plan, changes)
     options = None
@@ -72,10 +70,11 @@ def command(
         options = search(loaded, gpus, bound=bound)
     with until_nobody_reads():
         if as_json:
-            click.echo(json.dumps(plan_plain(plan, changes, options, judge), indent=2, allow_nan=False))
+            plain = plan_plain(plan, changes, options, judge, followed)
+            click.echo(json.dumps(plain, indent=2, allow_nan=False))
         elif options is not None:
             controlled = loaded.config.control.mode == "on"
             click.echo(options_text(options, gpus or 0, present(loaded), controlled=controlled))
         else:
-            click.echo(plan_text(loaded, plan, changes, judge))
+            click.echo(plan_text(loaded, plan, changes, judge, followed))
     return 0

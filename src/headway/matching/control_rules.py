@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headway.matching.control_levers import Levers
     from headway.matching.control_signals import Cycle, Signals
 
-_ROOM, _FULL = 0.1, 0.3  # share of the answers' time in line: below it engines have room, above it none
+_ROOM, _FULL = 0.2, 0.3  # share of the answers' time in line: below it engines have room, above it none
 _NEAR = 0.5  # share of the wait with most of a batch there, from which the rest is not worth waiting for
 _MOST = 0.5  # growth in one turn
 _TAIL = 3.0  # length quantile by median, from which pruning is worth it
@@ -124,8 +124,11 @@ def make_more(cycle: Cycle, levers: Levers, signals: Signals, waste: float) -> I
         most = min(levers.high("groups_extra"), levers.within_waste("groups_extra"))
         if extra < most and levers.may("groups_extra"):
             value = min(most, extra + max(1, round(min(_MOST, lack) * cycle.num_open)))
-            yield Turn("groups_extra", value, f"{waited}, engines have room, and depth is at its bound", gain)
-    waits = depth <= 1 and not levers.value("batch_wait")  # deeper, other groups are there in their place
+            why = f"{waited}, engines have room, and depth is at its bound"
+            members = levers.value("rollouts_extra") > 0  # they have what there was to gain from the slowest
+            yield Turn("groups_extra", value, why, gain, is_sure=members)
+    # Deeper, other groups are there in their place; at bound 0 what is left behind is too old for the next.
+    waits = depth <= 1 <= levers.now.queue.bound and not levers.value("batch_wait")
     if waits and cycle.near_share >= _NEAR and levers.may("batch_wait"):
         share = levers.now.queue.batch_wait_share
         why = f"{waited}, {cycle.near_share:.0%} of that with {share:.0%} of the batch there"

@@ -20,7 +20,6 @@ from headway.matching.sampled import Sample, draw
 from headway.matching.short_simulation import short_simulation
 
 if TYPE_CHECKING:
-    from headway.matching.plan_control import Followed
     from headway.matching.spec import PoolSettings
     from headway.matching.spec_load import Spec
 
@@ -60,7 +59,6 @@ class Plan:
     cost: RunCost | None
     service: ServicePrice | None
     notes: list[str] = field(default_factory=list[str])
-    control: Followed | None = None  # where control is on
 
 
 def make_plan(spec: Spec, *, step: int = 0, budget_events: int = BUDGET_EVENTS, seed: int = 0) -> Plan:
@@ -130,6 +128,10 @@ def why_simulate(spec: Spec) -> str | None:
         return "rollouts are parked"
     if scheduler.oversampling.groups_extra:
         return "groups are oversampled"
+    if spec.workload.failure_rate:
+        return "rollouts fail: it knows neither second attempts nor groups that too few are left of"
+    if 2 * scheduler.queue.publish_every > scheduler.depth + 1:
+        return f"a version each {scheduler.queue.publish_every} steps: generation waits for some of them"
     return None
 
 

@@ -1,8 +1,8 @@
 """What control would settle on, for a plan of a run with control.mode = "on".
 
-A plan is of settings that stay. Where control turns them, the run is simulated with the controller first, from
-the settings as written, until it has had the time to come to rest; the plan is then of what it left. Rollouts
-are as they are at the plan's step: what control does as they drift is for `headway simulate`.
+A plan is of settings that stay. Where control turns them, the run is simulated with the controller first,
+from the settings as written, until it has had the time to come to rest; the plan is then of what it left.
+Rollouts are as they are at the plan's step: what control does as they drift is for `headway simulate`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from headway.matching.short_simulation import (
     patient,
 )
 from headway.matching.simulate_models import ModelledDriver
+from headway.matching.spec_load import Spec
 from headway.queue.settings import EvalSettings, StopSettings
 
 if TYPE_CHECKING:
     from headway.config.control import ControlSettings
     from headway.core.events import Event
-    from headway.matching.spec_load import Spec
 
 SETTLING_EVENTS = 75_000
 """Of the simulation that settles: about two seconds."""
@@ -136,10 +136,11 @@ def follow_control(
         again = "" if rests else ", though it was still trying some"
         words = f"leaves the settings as they are{again} (simulated: {simulated})"
         return Followed(spec, words, {}, changes.steps, rests)
-    named = ", ".join(f"{key} = {value:g}" for key, value in found.items())
+    said = {key: int(value) if value == int(value) else value for key, value in found.items()}
+    named = ", ".join(f"{key} = {value}" for key, value in said.items())
     what = "settles on" if rests else "had not come to rest, and was at"
     words = f"{what} {named} (simulated: {simulated}); the figures are of these. Without it: control.mode=off"
-    changed = spec.changed(*(f"{key}={value:g}" for key, value in found.items()))
+    changed = spec.changed(*(f"{key}={value}" for key, value in said.items()))
     return Followed(changed, words, found, changes.steps, rests)
 
 

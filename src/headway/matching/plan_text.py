@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from headway.matching.optimise import Option
     from headway.matching.plan import Plan
+    from headway.matching.plan_control import Followed
     from headway.matching.sensitivity import Change
     from headway.matching.spec_load import Spec
 
@@ -30,10 +31,12 @@ _BOTTLENECKS = {
 _CAPS = _BOTTLENECKS | {"trainer": "what the trainer takes"}
 
 
-def plan_text(spec: Spec, plan: Plan, changes: Sequence[Change], judge: str = "") -> str:
+def plan_text(
+    spec: Spec, plan: Plan, changes: Sequence[Change], judge: str = "", control: Followed | None = None
+) -> str:
     """Return a plan as lines of text; `judge` is the model that the changes are by."""
     lines: list[str] = []
-    for line in _lines(spec, plan, changes, judge):
+    for line in _lines(spec, plan, changes, judge, control):
         indent = " " * (len(line) - len(line.lstrip()))
         lines += wrap(
             line.lstrip(), _WIDTH, initial_indent=indent,
@@ -42,7 +45,9 @@ def plan_text(spec: Spec, plan: Plan, changes: Sequence[Change], judge: str = ""
     return "\n".join(lines)
 
 
-def _lines(spec: Spec, plan: Plan, changes: Sequence[Change], judge: str) -> Iterator[str]:
+def _lines(
+    spec: Spec, plan: Plan, changes: Sequence[Change], judge: str, control: Followed | None
+) -> Iterator[str]:
     m = plan.metrics
     wall, wait = m["rl.consumption.wall_samples_per_s"], m["rl.trainer.wait_fraction"]
     at = f"; this is after {plan.step} steps, and it drifts (below)" if plan.course else ""
@@ -50,8 +55,8 @@ def _lines(spec: Spec, plan: Plan, changes: Sequence[Change], judge: str) -> Ite
         f"{spec.name}: {wall:.3g} samples/s trained, a step each {seconds(m['plan.step_s'])}; "
         f"the trainer waits {wait:.0%}{at}"
     )
-    if plan.control is not None:
-        yield f"control {plan.control.words}"
+    if control is not None:
+        yield f"control {control.words}"
     name = plan.bottleneck.name
     yield f"bottleneck: {_BOTTLENECKS.get(name, name)}. {_sentence(plan.bottleneck.why)}"
     yield f"  remedy: {plan.bottleneck.remedy}"
@@ -233,8 +238,8 @@ def options_text(
         )  # fmt: skip
     if controlled:
         lines += wrap(
-            "note: all of these are settings that stay as they are. control.mode is on, and would turn some of "
-            "them: plan the best of them without --optimise for what it settles on",
+            "note: all of these are settings that stay as they are. control.mode is on, and would turn some "
+            "of them: plan the best of them without --optimise for what it settles on",
             _WIDTH, subsequent_indent="  ",
         )  # fmt: skip
     return "\n".join(lines)
@@ -259,7 +264,11 @@ def money(value: float) -> str:
 
 
 def plan_plain(
-    plan: Plan, changes: Sequence[Change], options: Sequence[Option] | None, judge: str = ""
+    plan: Plan,
+    changes: Sequence[Change],
+    options: Sequence[Option] | None,
+    judge: str = "",
+    control: Followed | None = None,
 ) -> dict[str, Any]:
     """Return everything that a plan says, for JSON."""
     plain: dict[str, Any] = {
@@ -275,7 +284,7 @@ def plan_plain(
         "plan.course": [_fields(moment) for moment in plan.course],
         "plan.sensitivity": [_fields(change) for change in changes],
         "plan.notes": plan.notes,
-        "plan.control": None if plan.control is None else plan.control.plain(),
+        "plan.control": None if control is None else control.plain(),
     }
     if options is not None:
         plain["plan.options"] = [_fields(option) for option in options]
