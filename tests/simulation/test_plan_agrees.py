@@ -96,6 +96,8 @@ def test_the_fluid_model_and_the_simulator_agree(
     assert planned["rl.trainer.wait_fraction"] == pytest.approx(
         simulated["rl.trainer.wait_fraction"], abs=0.05
     )
+    name = "rl.staleness.trajectory"
+    assert planned[name]["mean"] == pytest.approx(simulated[name]["mean"], abs=0.5)
     waits = side == "generator" or setting == "creates_per_s"
     assert (simulated["rl.trainer.wait_fraction"] > 0.3) == waits
 

@@ -98,7 +98,7 @@ def test_a_run_too_large_to_simulate_is_not_predicted(load):
 def test_a_part_of_a_run_settles_for_the_whole(load):
     """Extra groups and rollouts at once are in proportion to a run's size; members of a group are not."""
     spec = load(ON, "queue.batch_size=64", "generator.replicas=4", 'control.levers=["groups_extra"]')
-    followed = follow_control(spec, budget_events=30_000)
+    followed = follow_control(spec, budget_events=16_000)
     assert followed is not None
     assert "of a part of 1/" in followed.words
     assert followed.settles_on

@@ -272,10 +272,16 @@ class Controller:
         return sum(cycle.wait for cycle in newest) / len(newest) if newest else 0.0
 
     def _waste(self) -> float:
-        """Return the share that oversampling threw away since the last change; 0 while few cycles tell."""
+        """Return the share that oversampling threw away since the last change.
+
+        While too few cycles tell, that is max_waste where something is thrown away, so that it is neither
+        added to nor cut, and 0 elsewhere.
+        """
         since = [cycle for cycle in self._recent if cycle.t - cycle.length_s >= self._quiet_until_s]
         tokens = sum(cycle.num_tokens for cycle in since)
-        return sum(cycle.num_wasted for cycle in since) / tokens if tokens and len(since) >= _JUDGED else 0.0
+        if len(since) < _JUDGED:
+            return self.levers.settings.max_waste if self.levers.oversamples else 0.0
+        return sum(cycle.num_wasted for cycle in since) / tokens if tokens else 0.0
 
     def _say_move(self, cycle: Cycle) -> list[Noticed]:
         """Say when machines should move between the two sides, where they share a pool."""

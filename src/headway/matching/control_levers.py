@@ -127,6 +127,12 @@ class Levers:
         return max(0, math.floor(num * left / (1.0 - left) + 1e-9))
 
     @property
+    def oversamples(self) -> bool:
+        """Say whether anything is started that is not needed."""
+        extra = self.now.oversampling
+        return bool(extra.groups_extra or extra.rollouts_extra)
+
+    @property
     def group_size(self) -> int:
         """Rollouts that a group starts with."""
         return self.now.queue.group_size + self.now.oversampling.rollouts_extra

@@ -80,7 +80,7 @@ def give_up_waste(cycle: Cycle, levers: Levers, waste: float) -> Iterator[Turn]:
     Args:
         cycle: the newest one.
         levers: to be turned.
-        waste: share thrown away since the last change; 0 while that is too short.
+        waste: share thrown away since the last change; max_waste while that is too short.
     """
     settings = levers.settings
     if waste > settings.max_waste:
