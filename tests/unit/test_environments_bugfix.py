@@ -172,6 +172,10 @@ def test_a_function_is_shown_with_its_bug_marked_or_with_numbers():
         ("return 1", 0, None),
         ("", 8, None),
         ("```python\n```", 8, None),
+        ("```python\ndef size(self):\n    return 1\n```", 8, None),  # which of them?
+        ("return 1\nThe number was wrong.", 8, None),
+        ("```\n4: return 1\n3: pass\n```", 0, None),
+        ("Wrong:\n```\nreturn 1\n\n```\nRight:\n```\nreturn 2\n```", 8, (8, "return 1")),
     ],
 )
 def test_answers(text, line, answer):
@@ -413,6 +417,13 @@ def test_splits_share_no_function_and_tasks_come_in_another_order_each_time():
     ]
 
 
+def test_the_kinds_of_bugs_that_are_posed():
+    environment = build("bugfix", {"tasks": str(EXAMPLES / "tasks.jsonl"), "kinds": ["comparison", "return"]})
+    tasks = [environment.task("train", index, None) for index in range(40)]
+    tasks += [environment.task("eval", index, None) for index in range(environment.num_tasks("eval"))]
+    assert {bug.operator for task in tasks for bug in environment.row(task).bugs} == {"comparison", "return"}
+
+
 def test_levels_without_tasks_and_changed_sources_are_refused(tmp_path):
     lines = (EXAMPLES / "tasks.jsonl").read_text().splitlines()
     one = next(line for line in lines if len(json.loads(line)["bugs"]) == 1)
@@ -423,6 +434,9 @@ def test_levels_without_tasks_and_changed_sources_are_refused(tmp_path):
     shutil.copytree(EXAMPLES / "wordkit", tmp_path / "wordkit")
     with pytest.raises(EnvironmentSetupError, match="train tasks of level 5"):
         build("bugfix", {"tasks": str(path), "levels": [5]})
+    other = "await" if json.loads(one)["bugs"][0]["operator"] != "await" else "name"
+    with pytest.raises(EnvironmentSetupError, match=f"level 1 whose bugs are {other}"):
+        build("bugfix", {"tasks": str(path), "kinds": [other]})
     (tmp_path / "wordkit" / "wordkit" / "words.py").write_text("")
     with pytest.raises(EnvironmentSetupError, match="must have the hash"):
         build("bugfix", {"tasks": str(path)})

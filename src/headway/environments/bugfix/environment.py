@@ -26,6 +26,7 @@ from headway.core.settings import Problem as SettingProblem
 from headway.core.settings import setting
 from headway.environments.bugfix.edits import edits_of, with_edits
 from headway.environments.bugfix.mutations import functions, parse
+from headway.environments.bugfix.operators import Kind
 from headway.environments.bugfix.repository import changed, hashes, tools
 from headway.environments.bugfix.rows import Row, read_rows, with_bugs
 from headway.environments.bugfix.single import answered, function_around, replaced, shown
@@ -59,6 +60,9 @@ class BugfixSettings:
 
     tasks: str = setting("bugfix/tasks.jsonl", "File of tasks, as `headway env make bugfix` writes it.")
     levels: tuple[int, ...] = setting((1,), "Levels of the train tasks, each as likely.", ge=1, le=5)
+    kinds: tuple[Kind, ...] = setting(
+        (), "Kinds of bugs that are posed, in both splits (docs/bugfix.md); empty for all."
+    )
     num_eval: int = setting(32, "Held-out tasks at most.", ge=1)
     reward: Literal["all", "fraction"] = setting(
         "all", "1 when all tests pass, or the share of the failing ones that pass, less the share broken."
@@ -104,10 +108,11 @@ class Bugfix:
         missing = [level for level in settings.levels if not self._train[level]]
         if missing:
             raise EnvironmentSetupError(
-                f"a file of tasks must have train tasks of level {', '.join(map(str, missing))}",
+                f"a file of tasks must have train tasks of level {', '.join(map(str, missing))}"
+                + (f" whose bugs are {', '.join(settings.kinds)}" if settings.kinds else ""),
                 value=settings.tasks,
                 key="environment.args.levels",
-                remedy="Choose other levels, or make more tasks",
+                remedy="Choose other levels or environment.args.kinds, or make more tasks",
             )
         random.Random("bugfix/eval").shuffle(held_out)
         self._eval = held_out[: settings.num_eval]
@@ -180,7 +185,7 @@ class Bugfix:
         if task.level < 3:
             answer = outcome.data["line"]
             if answer is None:
-                return checked(Reward(0.0, ("the answer holds no line",)))
+                return checked(Reward(0.0, ("the answer is not one line",)))
             path = row.bugs[0].path
             mended = replaced(tree[path], int(answer[0]), str(answer[1]))
             if mended == base[path]:
@@ -228,7 +233,8 @@ class Bugfix:
         return function_around(known, bug.line)
 
     def _fits(self, row: Row, level: int) -> bool:
-        if not row.bugs:
+        kinds = self._settings.kinds
+        if not row.bugs or (kinds and not {bug.operator for bug in row.bugs} <= set[str](kinds)):
             return False
         if level >= 3:
             return (len(row.bugs) > 1) == (level == 5)

@@ -11,8 +11,12 @@ import ast
 import bisect
 import re
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
+Kind = Literal[
+    "comparison", "arithmetic", "boolean", "constant", "default", "return", "branch", "condition", "await",
+    "arguments", "name", "method", "statement",
+]  # fmt: skip
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 

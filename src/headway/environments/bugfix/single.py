@@ -1,7 +1,9 @@
 """Bugs to be mended in one turn: a function is shown, and the answer is one line of it.
 
 With the place: the line is marked and the answer is the line as it should be. Without: the lines are numbered
-and the answer names one, as in `3: return x`. What a fenced block holds counts, or else the first line.
+and the answer names one, as in `3: return x`. What the first fenced block holds counts, or all of it without
+one, and that must be one line. Taking the first of several would pay for a function that is written out:
+`def name():` in the place of `if wrong:` leaves the branch out, and tests may pass.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ def shown(data: bytes, function: Function, *, marked: int = 0) -> str:
 def answered(text: str, function: Function, line: int) -> tuple[int, str] | None:
     """Return the line of the file that an answer replaces and what is to stand there, without indentation.
 
+    None for an answer that is not one line.
+
     Args:
         text: the answer.
         function: that was shown.
@@ -55,7 +59,7 @@ def answered(text: str, function: Function, line: int) -> tuple[int, str] | None
     """
     block = _BLOCK.search(text)
     lines = [one for one in (block[1] if block else text).splitlines() if one.strip()]
-    if not lines:
+    if len(lines) != 1:
         return None
     if line:
         answer = lines[0].strip()
