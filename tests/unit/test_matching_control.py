@@ -226,6 +226,24 @@ def test_more_is_thrown_away_only_once_what_is_thrown_away_is_known():
     assert decided == [[], [], [("oversampling.rollouts_extra", 2)]]
 
 
+def test_what_threw_too_much_away_is_left_alone_and_then_goes_up_by_one():
+    control = ControlSettings(mode="on", levers=("rollouts_extra",))
+    run = Run(control, queue=replace(QUEUE, group_size=8, bound=2))
+    at: list[tuple[int, float]] = []
+    for index in range(60):
+        extra = run.controller.levers.value("rollouts_extra")
+        name = f"w{index}"
+        run.feed(DeadlinePassed(), commands=[run._start(f"{name}.{place}") for place in range(2)])
+        for place, fate in enumerate(("trained", "cancelled")):
+            share = 50 * extra / 4  # 4 extra ones throw half of the tokens away, 3 throw 37.5 %, 2 a quarter
+            num = round(100 - share if fate == "trained" else share)
+            run.feed(DeadlinePassed(), notes=[RolloutSettled(f"{name}.{place}", name, fate, num)])
+        slowest_s = 30.0 - 4.0 * extra  # so that each one gains
+        at += [(index, d.value) for d in slow_group(run, times=(*[0.5] * 7, slowest_s))]
+    assert [value for _, value in at] == [4, 3]
+    assert run.controller.levers.barred == {"rollouts_extra"}
+
+
 def test_depth_that_shows_no_gain_beyond_its_error_is_given_back():
     """What wastes is kept until it is refuted; what makes samples older must be proven."""
 

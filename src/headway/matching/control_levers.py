@@ -36,6 +36,7 @@ class Levers:
         self.now = scheduler
         self.began = scheduler
         self.pinned: set[Lever] = set()
+        self.barred: set[Lever] = set()  # that threw too much away once: they go up by one from then on
 
     def take(self, event: SettingChanged, entry: Handled) -> Lever | None:
         """Follow a changed setting; return the lever that a person takes out of the controller's hands.

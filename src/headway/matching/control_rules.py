@@ -38,6 +38,7 @@ class Turn:
     reason: str
     must_gain: float | None = None  # in rollouts trained a second, as a share; else it is taken back
     is_sure: bool = False  # it must be proven; otherwise it is taken back only where it is refuted
+    bars: bool = False  # more of it is not tried sooner, however long the trainer waits, and then by one
 
 
 def is_full(cycle: Cycle, levers: Levers) -> bool:
@@ -92,7 +93,7 @@ def give_up_waste(cycle: Cycle, levers: Levers, waste: float) -> Iterator[Turn]:
     for lever in _EXTRAS:
         value = levers.value(lever)
         if value and levers.may(lever):
-            yield Turn(lever, value - max(1, value // 4), why)
+            yield Turn(lever, value - max(1, value // 4), why, bars=waste > settings.max_waste)
 
 
 def make_more(cycle: Cycle, levers: Levers, signals: Signals, waste: float) -> Iterator[Turn]:
@@ -118,12 +119,14 @@ def make_more(cycle: Cycle, levers: Levers, signals: Signals, waste: float) -> I
         most = min(levers.high("rollouts_extra"), levers.within_waste("rollouts_extra"))
         if extra < most and cycle.slow_ratio > 1.0 + gain and levers.may("rollouts_extra"):
             why = f"{waited}; a group's slowest member took {cycle.slow_ratio:.1f} times the second slowest"
-            value = min(most, extra + max(1, round(lack * levers.now.queue.group_size / 2)))
+            more = 1 if "rollouts_extra" in levers.barred else round(lack * levers.now.queue.group_size / 2)
+            value = min(most, extra + max(1, more))
             yield Turn("rollouts_extra", value, why, gain)
         extra = levers.value("groups_extra")
         most = min(levers.high("groups_extra"), levers.within_waste("groups_extra"))
         if extra < most and levers.may("groups_extra"):
-            value = min(most, extra + max(1, round(min(_MOST, lack) * cycle.num_open)))
+            more = 1 if "groups_extra" in levers.barred else round(min(_MOST, lack) * cycle.num_open)
+            value = min(most, extra + max(1, more))
             why = f"{waited}, engines have room, and depth is at its bound"
             members = levers.value("rollouts_extra") > 0  # they have what there was to gain from the slowest
             yield Turn("groups_extra", value, why, gain, is_sure=members)

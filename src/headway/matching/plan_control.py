@@ -127,7 +127,9 @@ def follow_control(
     )
     summary = driver.run(max_events=3 * budget_events)
     if changes.steps < _FEWEST_STEPS:
-        words = f"not predicted: in {summary.num_events:,} events a simulation came to {changes.steps} steps; "
+        words = (
+            f"not predicted: a simulation of {summary.num_events:,} events came to {changes.steps} steps; "
+        )
         return Followed(spec, words + "the figures are of the settings as written", None)
     found = _of_the_whole(changes.values, spec, part)
     rests = changes.last_step < _RESTS * changes.steps
