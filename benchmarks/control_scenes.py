@@ -127,5 +127,19 @@ HELD_OUT = (
         trainer=AffineTrainer(base_s=6.0, token_s=2e-5),
         queue=QueueSettings(group_size=16, batch_size=128, bound=4),
     ),
+    Scene(
+        "shorter",
+        "conversations shrink to two fifths of their turns, small groups, bound 3",
+        WorkloadSettings(
+            turns=6.0, turns_sigma=0.4, answer_tokens=100.0, tool_s=4.0, tool_sigma=1.2, rollout_sigma=0.3,
+            observation_tokens=120.0, drift={"turns": 0.4}, drift_steps=70, solve_alpha=1.5, solve_beta=1.5,
+        ),
+        replicas=2,
+        trainer=AffineTrainer(base_s=8.0),
+        queue=QueueSettings(group_size=4, batch_size=64, bound=3),
+    ),
 )  # fmt: skip
-"""Workloads that nobody looked at while the controller was made."""
+"""Workloads that the rules were not made on.
+
+The last one was written when they were done. Of the first two, decisions of earlier rules were looked at.
+"""

@@ -9,7 +9,7 @@ import pytest
 
 from headway.config.control import ControlSettings
 from headway.core.events import SettingChanged, StepEnded
-from headway.core.notes import BatchReleased
+from headway.core.notes import BatchReleased, RolloutSettled
 from headway.matching.control import Controller
 from headway.matching.roles import SimSettings
 from headway.matching.simulate import SimRun, SimulatedDriver
@@ -43,6 +43,7 @@ STATIONARY = {
     "matched": replace(BASE, tool_s=5.0, tool_sigma=1.0, train_s=6.0),
 }
 ON = ControlSettings(mode="on")
+EXTRAS = {"oversampling.rollouts_extra", "oversampling.groups_extra"}
 
 
 def play(
@@ -109,6 +110,27 @@ def test_a_trainer_that_never_waits_gets_fresher_samples_and_no_waste():
     levers = run.controller.levers
     assert (levers.value("groups_extra"), levers.value("depth")) == (0, 1)
     assert rate(run) > 0.97 * rate(play(STATIONARY["trainer"], 60, None, settings=extra))
+
+
+@pytest.mark.parametrize("kind", ["tails", "matched"])
+def test_with_bound_0_it_turns_oversampling_and_nothing_that_a_batch_leaves_behind(kind):
+    """The two halves take turns: what is not in the batch is too old for the next one."""
+    queue = replace(SETTINGS.queue, bound=0, depth=-1)
+    settings = replace(SETTINGS, queue=queue)
+    run = play(STATIONARY[kind], 60, ON, settings=settings)
+    assert {event.key for _, event in changes(run)} <= EXTRAS
+    assert rate(run) > 1.2 * rate(play(STATIONARY[kind], 60, None, settings=settings))
+    assert {note.fate for e in run.entries for note in e.notes if isinstance(note, RolloutSettled)} <= {
+        "trained", "filtered", "cancelled", "stopped", "unused",
+    }  # fmt: skip
+    assert_conserved(run.entries)
+    assert_within_bound(run.entries, 0)
+
+
+def test_with_bound_0_and_no_oversampling_allowed_it_looks_on():
+    settings = replace(SETTINGS, queue=replace(SETTINGS.queue, bound=0, depth=-1))
+    control = ControlSettings(mode="on", levers=("depth", "running", "batch_wait"))
+    assert changes(play(STATIONARY["tails"], 40, control, settings=settings)) == []
 
 
 def test_the_same_seed_gives_the_same_decisions():

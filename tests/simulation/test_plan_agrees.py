@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from headway.matching.build import models_of
 from headway.matching.fluid import Fluid
-from headway.matching.plan import sample_of
+from headway.matching.plan import make_plan, sample_of, why_simulate
 from headway.matching.plan_metrics import metrics_of
-from headway.matching.spec_load import load_spec
+from headway.matching.spec_load import Spec, load_spec
 from headway.runtime.simulated_run import simulate_spec
 
 SPEC = """
@@ -52,11 +53,40 @@ save_s = 1.0
 """
 
 
+SANDBOX = ["workload.uses_sandbox=true"]
+HOLDS = {
+    "nothing": [],
+    "publish_every": ["queue.publish_every=2"],
+    "max_running_rollouts": ["queue.max_running_rollouts=48"],
+    "max_live": [*SANDBOX, "sandbox.max_live=24"],
+    "creates_per_s": [*SANDBOX, "sandbox.max_live=400", "fleet.start_s=2.0", "fleet.creates_per_s=1.5"],
+}
+"""What the fluid model has: versions that are rare, and quotas of rollouts, sandboxes and their starts."""
+
+NOT_MODELLED = {
+    "failures": ["workload.failure_rate=0.1"],
+    "a version for nearly all of the depth": ["queue.publish_every=4"],
+    "depth 1": ["queue.depth=1"],
+}
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., Spec]:
+    def spec(step_token_s: float, overrides: list[str]) -> Spec:
+        path = tmp_path / "spec.toml"
+        path.write_text(SPEC.format(step_token_s=step_token_s))
+        return load_spec(path, overrides)
+
+    return spec
+
+
+@pytest.mark.parametrize("setting", HOLDS)
 @pytest.mark.parametrize(("side", "step_token_s"), [("generator", 1e-5), ("trainer", 6e-4)])
-def test_the_fluid_model_and_the_simulator_agree(tmp_path: Path, side: str, step_token_s: float) -> None:
-    path = tmp_path / f"{side}.toml"
-    path.write_text(SPEC.format(step_token_s=step_token_s))
-    spec = load_spec(path)
+def test_the_fluid_model_and_the_simulator_agree(
+    load: Callable[..., Spec], side: str, step_token_s: float, setting: str
+) -> None:
+    spec = load(step_token_s, HOLDS[setting])
+    assert why_simulate(spec) is None
     models = models_of(spec)
     fluid = Fluid(spec, models, sample_of(spec, models, 0))
     planned = metrics_of(spec, models, fluid, fluid.solve())
@@ -66,4 +96,16 @@ def test_the_fluid_model_and_the_simulator_agree(tmp_path: Path, side: str, step
     assert planned["rl.trainer.wait_fraction"] == pytest.approx(
         simulated["rl.trainer.wait_fraction"], abs=0.05
     )
-    assert (simulated["rl.trainer.wait_fraction"] > 0.3) == (side == "generator")
+    name = "rl.staleness.trajectory"
+    assert planned[name]["mean"] == pytest.approx(simulated[name]["mean"], abs=0.5)
+    waits = side == "generator" or setting == "creates_per_s"
+    assert (simulated["rl.trainer.wait_fraction"] > 0.3) == waits
+
+
+@pytest.mark.parametrize("setting", NOT_MODELLED)
+def test_a_plan_says_what_the_fluid_model_does_not_have(load: Callable[..., Spec], setting: str) -> None:
+    spec = load(1e-5, NOT_MODELLED[setting])
+    why = why_simulate(spec)
+    assert why is not None
+    assert why in make_plan(spec, budget_events=0).by
+    assert make_plan(spec, budget_events=5_000).by.startswith("a simulation of")

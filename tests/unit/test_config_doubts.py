@@ -61,3 +61,19 @@ def test_the_folder_of_a_judges_cache_is_relative_to_the_file_that_names_it(tmp_
     file = tmp_path / "run.toml"
     file.write_text('model.path = "tiny"\nenvironment.name = "arithmetic"\njudge.cache_dir = "kept"\n')
     assert load_config(file).judge.cache_dir == str(tmp_path / "kept")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_doubted"),
+    [
+        ((), False),
+        (('control.levers=["depth","running","batch_wait"]',), True),
+        (('control.levers=["groups_extra"]',), False),
+        (('control.levers=["groups_extra"]', "oversampling.when_met=finish"), True),
+        (('control.levers=["rollouts_extra"]', "oversampling.when_met=finish"), False),
+    ],
+)
+def test_at_bound_0_control_has_oversampling_or_next_to_nothing(overrides, is_doubted):
+    """Extra groups that are kept for a later batch need room within the bound."""
+    found = doubts("queue.bound=0", "control.mode=on", *overrides)
+    assert ("control.levers" in found) == is_doubted

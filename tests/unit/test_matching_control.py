@@ -197,6 +197,53 @@ def test_what_was_thrown_away_is_judged_by_several_cycles():
     assert run.changes == [("oversampling.rollouts_extra", 0)]
 
 
+@pytest.mark.parametrize(("line_s", "key"), [(0.0, "depth"), (0.23, "depth"), (0.27, None), (9.0, None)])
+def test_prefills_that_wait_for_one_another_are_no_full_engine(line_s, key):
+    """Up to a fifth of the answers' time in line engines have room; a turn decodes for a second here."""
+    run = Run(ControlSettings(mode="on", levers=("depth",)))
+    decided = run.cycle(wait=0.4, more=turn(line_s, 3))
+    assert [d.key for d in decided] == ([f"queue.{key}"] if key else [])
+
+
+def test_extra_groups_beside_extra_members_must_show_their_gain():
+    """What slow ones cost is mostly made up for by then, and either throws work away."""
+
+    def changes(members):
+        control = ControlSettings(mode="on", levers=("groups_extra",))
+        run = Run(control, queue=replace(QUEUE, bound=2), oversampling=OversamplingSettings(members))
+        run.cycles(2, wait=0.0)
+        for num_rollouts in (20, 20, 12, 28, 24):  # the last three against the first: 7 % more, or chance
+            run.cycle(wait=0.4, num_rollouts=num_rollouts)
+        return [value for _, value in run.changes][:2]
+
+    assert changes(0) == [2]
+    assert changes(1) == [1, 0]
+
+
+def test_more_is_thrown_away_only_once_what_is_thrown_away_is_known():
+    run = Run(ControlSettings(mode="on", levers=("rollouts_extra",)), oversampling=OversamplingSettings(1, 0))
+    decided = [[(d.key, d.value) for d in slow_group(run)] for _ in range(3)]
+    assert decided == [[], [], [("oversampling.rollouts_extra", 2)]]
+
+
+def test_what_threw_too_much_away_is_left_alone_and_then_goes_up_by_one():
+    control = ControlSettings(mode="on", levers=("rollouts_extra",))
+    run = Run(control, queue=replace(QUEUE, group_size=8, bound=2))
+    at: list[tuple[int, float]] = []
+    for index in range(60):
+        extra = run.controller.levers.value("rollouts_extra")
+        name = f"w{index}"
+        run.feed(DeadlinePassed(), commands=[run._start(f"{name}.{place}") for place in range(2)])
+        for place, fate in enumerate(("trained", "cancelled")):
+            share = 50 * extra / 4  # 4 extra ones throw half of the tokens away, 3 throw 37.5 %, 2 a quarter
+            num = round(100 - share if fate == "trained" else share)
+            run.feed(DeadlinePassed(), notes=[RolloutSettled(f"{name}.{place}", name, fate, num)])
+        slowest_s = 30.0 - 4.0 * extra  # so that each one gains
+        at += [(index, d.value) for d in slow_group(run, times=(*[0.5] * 7, slowest_s))]
+    assert [value for _, value in at] == [4, 3]
+    assert run.controller.levers.barred == {"rollouts_extra"}
+
+
 def test_depth_that_shows_no_gain_beyond_its_error_is_given_back():
     """What wastes is kept until it is refuted; what makes samples older must be proven."""
 
@@ -248,14 +295,19 @@ def test_nothing_is_taken_back_that_the_queue_does_not_show_to_be_spare():
     assert run.changes == []
 
 
-def test_a_batch_that_is_nearly_there_need_not_be_waited_for():
-    run = Run(ControlSettings(mode="on", levers=("batch_wait",)), queue=replace(QUEUE, depth=1))
+@pytest.mark.parametrize(
+    ("bound", "changes"), [(4, [("queue.batch_wait_s", 2.0)]), (1, [("queue.batch_wait_s", 2.0)]), (0, [])]
+)
+def test_a_batch_that_is_nearly_there_need_not_be_waited_for(bound, changes):
+    """At bound 0 it is: what a batch leaves behind is too old for the next one."""
+    queue = replace(QUEUE, bound=bound, depth=min(1, bound))
+    run = Run(ControlSettings(mode="on", levers=("batch_wait",)), queue=queue)
     run.t += STEP_S
     run.feed(StepEnded(run.step, run.step, STEP_S, 1, 1))
     run.feed(DeadlinePassed(), notes=[queued(f"q{index}") for index in range(3)])
     run.t += 8.0
     decided = run._release(16, 0)
-    assert [(d.key, d.value) for d in decided] == [("queue.batch_wait_s", 2.0)]
+    assert [(d.key, d.value) for d in decided] == changes
 
 
 def test_pruning_is_touched_only_where_the_settings_allow_it():

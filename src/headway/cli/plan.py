@@ -51,6 +51,7 @@ def command(
     from headway.matching.optimise import optimise as search
     from headway.matching.optimise import present
     from headway.matching.plan import make_plan
+    from headway.matching.plan_control import follow_control
     from headway.matching.plan_text import options_text, plan_plain, plan_text
     from headway.matching.sensitivity import sensitivity, settled
     from headway.matching.spec_load import load_spec
@@ -58,6 +59,8 @@ def command(
     if not optimise and (gpus is not None or bound is not None):
         raise click.UsageError("--gpus and --bound belong to --optimise.")
     loaded = load_spec(spec, overrides)
+    followed = None if optimise else follow_control(loaded, step=step)
+    loaded = loaded if followed is None else followed.spec
     plan = make_plan(loaded, step=step)
     changes, judge = ([], "") if optimise else sensitivity(loaded, plan)
     plan = settled(plan, changes)
@@ -67,9 +70,11 @@ def command(
         options = search(loaded, gpus, bound=bound)
     with until_nobody_reads():
         if as_json:
-            click.echo(json.dumps(plan_plain(plan, changes, options, judge), indent=2, allow_nan=False))
+            plain = plan_plain(plan, changes, options, judge, followed)
+            click.echo(json.dumps(plain, indent=2, allow_nan=False))
         elif options is not None:
-            click.echo(options_text(options, gpus or 0, present(loaded)))
+            controlled = loaded.config.control.mode == "on"
+            click.echo(options_text(options, gpus or 0, present(loaded), controlled=controlled))
         else:
-            click.echo(plan_text(loaded, plan, changes, judge))
+            click.echo(plan_text(loaded, plan, changes, judge, followed))
     return 0

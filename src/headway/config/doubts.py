@@ -98,12 +98,17 @@ def control_has_something_to_turn(config: Config) -> Iterator[Clash]:
         return
     if not control.levers:
         yield Clash(("control.levers", "control.mode"), "the controller may turn nothing", 'Use mode = "off"')
-    elif bound == 0 and not {"groups_extra", "rollouts_extra"} & set(control.levers):
+    elif bound == 0 and not _oversampling_at_bound_0(config) & set(control.levers):
         rule = (
             "with queue.bound 0 the two halves take turns: only oversampling, which it may not turn, would "
         )
         rule += "shorten the trainer's wait"
         yield Clash(("control.levers", "queue.bound"), rule, "Use queue.bound = 1 or more")
+
+
+def _oversampling_at_bound_0(config: Config) -> set[str]:
+    """Return the levers that are left: extra groups that are kept need room within the bound."""
+    return {"rollouts_extra"} | ({"groups_extra"} if config.oversampling.when_met == "cancel" else set())
 
 
 def a_command_may_run_as_long_as_it_is_waited_for(config: Config) -> Iterator[Clash]:

@@ -138,8 +138,11 @@ class Controller:
             self._trial = None
         if turn.must_gain is not None:
             self._trial = _Trial(turn, turn.must_gain, before, self._starved(), t + lifetime_s)
+        if turn.bars:
+            self.levers.barred.add(lever)
         if self._last_up.get(lever, up) != up:
-            self._hold(lever, up=not up)  # what was done before was wrong, or did not last
+            # What was done before was wrong, or did not last.
+            self._hold(lever, up=not up, wait=1.0 if turn.bars else self._wait())
         self._last_up[lever] = up
 
     def _into_bounds(self, key: str) -> Iterator[Turn]:
@@ -230,11 +233,11 @@ class Controller:
             return False
         return not (up and self._wait() > hold.wait + _WORSE)
 
-    def _hold(self, lever: Lever, *, up: bool) -> None:
-        """Do not try this again for a while, each time for twice as long."""
+    def _hold(self, lever: Lever, *, up: bool, wait: float) -> None:
+        """Do not try this again for a while, each time for twice as long; sooner if the wait is much more."""
         before = self._holds.get((lever, up))
         length = min(_MOST_HOLD, 2 * before.length) if before is not None else _HOLD
-        self._holds[lever, up] = _Hold(length, self._signals.num_cycles + length, self._wait())
+        self._holds[lever, up] = _Hold(length, self._signals.num_cycles + length, wait)
 
     def _propose(self, turns: Iterable[Turn]) -> list[SettingChanged | Noticed]:
         found: list[SettingChanged | Noticed] = []
@@ -272,10 +275,16 @@ class Controller:
         return sum(cycle.wait for cycle in newest) / len(newest) if newest else 0.0
 
     def _waste(self) -> float:
-        """Return the share that oversampling threw away since the last change; 0 while few cycles tell."""
+        """Return the share that oversampling threw away since the last change.
+
+        While too few cycles tell, that is max_waste where something is thrown away, so that it is neither
+        added to nor cut, and 0 elsewhere.
+        """
         since = [cycle for cycle in self._recent if cycle.t - cycle.length_s >= self._quiet_until_s]
         tokens = sum(cycle.num_tokens for cycle in since)
-        return sum(cycle.num_wasted for cycle in since) / tokens if tokens and len(since) >= _JUDGED else 0.0
+        if len(since) < _JUDGED:
+            return self.levers.settings.max_waste if self.levers.oversamples else 0.0
+        return sum(cycle.num_wasted for cycle in since) / tokens if tokens else 0.0
 
     def _say_move(self, cycle: Cycle) -> list[Noticed]:
         """Say when machines should move between the two sides, where they share a pool."""

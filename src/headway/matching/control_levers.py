@@ -36,6 +36,7 @@ class Levers:
         self.now = scheduler
         self.began = scheduler
         self.pinned: set[Lever] = set()
+        self.barred: set[Lever] = set()  # that threw too much away once: they go up by one from then on
 
     def take(self, event: SettingChanged, entry: Handled) -> Lever | None:
         """Follow a changed setting; return the lever that a person takes out of the controller's hands.
@@ -125,6 +126,12 @@ class Levers:
         num, other = (queue.batch_groups, rollouts) if lever == "groups_extra" else (queue.group_size, groups)
         left = 1.0 - (1.0 - self.settings.max_waste) / (1.0 - other)
         return max(0, math.floor(num * left / (1.0 - left) + 1e-9))
+
+    @property
+    def oversamples(self) -> bool:
+        """Say whether anything is started that is not needed."""
+        extra = self.now.oversampling
+        return bool(extra.groups_extra or extra.rollouts_extra)
 
     @property
     def group_size(self) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headway.matching.control_levers import Levers
     from headway.matching.control_signals import Cycle, Signals
 
-_ROOM, _FULL = 0.1, 0.3  # share of the answers' time in line: below it engines have room, above it none
+_ROOM, _FULL = 0.2, 0.3  # share of the answers' time in line: below it engines have room, above it none
 _NEAR = 0.5  # share of the wait with most of a batch there, from which the rest is not worth waiting for
 _MOST = 0.5  # growth in one turn
 _TAIL = 3.0  # length quantile by median, from which pruning is worth it
@@ -38,6 +38,7 @@ class Turn:
     reason: str
     must_gain: float | None = None  # in rollouts trained a second, as a share; else it is taken back
     is_sure: bool = False  # it must be proven; otherwise it is taken back only where it is refuted
+    bars: bool = False  # more of it is not tried sooner, however long the trainer waits, and then by one
 
 
 def is_full(cycle: Cycle, levers: Levers) -> bool:
@@ -80,7 +81,7 @@ def give_up_waste(cycle: Cycle, levers: Levers, waste: float) -> Iterator[Turn]:
     Args:
         cycle: the newest one.
         levers: to be turned.
-        waste: share thrown away since the last change; 0 while that is too short.
+        waste: share thrown away since the last change; max_waste while that is too short.
     """
     settings = levers.settings
     if waste > settings.max_waste:
@@ -92,7 +93,7 @@ def give_up_waste(cycle: Cycle, levers: Levers, waste: float) -> Iterator[Turn]:
     for lever in _EXTRAS:
         value = levers.value(lever)
         if value and levers.may(lever):
-            yield Turn(lever, value - max(1, value // 4), why)
+            yield Turn(lever, value - max(1, value // 4), why, bars=waste > settings.max_waste)
 
 
 def make_more(cycle: Cycle, levers: Levers, signals: Signals, waste: float) -> Iterator[Turn]:
@@ -118,14 +119,19 @@ def make_more(cycle: Cycle, levers: Levers, signals: Signals, waste: float) -> I
         most = min(levers.high("rollouts_extra"), levers.within_waste("rollouts_extra"))
         if extra < most and cycle.slow_ratio > 1.0 + gain and levers.may("rollouts_extra"):
             why = f"{waited}; a group's slowest member took {cycle.slow_ratio:.1f} times the second slowest"
-            value = min(most, extra + max(1, round(lack * levers.now.queue.group_size / 2)))
+            more = 1 if "rollouts_extra" in levers.barred else round(lack * levers.now.queue.group_size / 2)
+            value = min(most, extra + max(1, more))
             yield Turn("rollouts_extra", value, why, gain)
         extra = levers.value("groups_extra")
         most = min(levers.high("groups_extra"), levers.within_waste("groups_extra"))
         if extra < most and levers.may("groups_extra"):
-            value = min(most, extra + max(1, round(min(_MOST, lack) * cycle.num_open)))
-            yield Turn("groups_extra", value, f"{waited}, engines have room, and depth is at its bound", gain)
-    waits = depth <= 1 and not levers.value("batch_wait")  # deeper, other groups are there in their place
+            more = 1 if "groups_extra" in levers.barred else round(min(_MOST, lack) * cycle.num_open)
+            value = min(most, extra + max(1, more))
+            why = f"{waited}, engines have room, and depth is at its bound"
+            members = levers.value("rollouts_extra") > 0  # they have what there was to gain from the slowest
+            yield Turn("groups_extra", value, why, gain, is_sure=members)
+    # Deeper, other groups are there in their place; at bound 0 what is left behind is too old for the next.
+    waits = depth <= 1 <= levers.now.queue.bound and not levers.value("batch_wait")
     if waits and cycle.near_share >= _NEAR and levers.may("batch_wait"):
         share = levers.now.queue.batch_wait_share
         why = f"{waited}, {cycle.near_share:.0%} of that with {share:.0%} of the batch there"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import UserError
 from headway.matching.cost import RunCost, ownership, price_of, service_prices
 from headway.matching.plan import make_plan
+from headway.matching.plan_control import follow_control
 from headway.matching.plan_text import money
 from headway.matching.spec_load import load_cost, load_spec
 from headway.telemetry.journal import read_journal
@@ -52,7 +53,8 @@ def cost_plain(spec: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     if is_run:
         return plain | _of_run(spec)
     loaded = load_spec(spec, overrides)
-    plan = make_plan(loaded)
+    followed = follow_control(loaded)
+    plan = make_plan(loaded if followed is None else followed.spec)
     if plan.cost is None:
         rule = "must have a price, for the accelerators have none in the table"
         remedy = "Set hardware.trainer.usd_per_gpu_hour and hardware.generator.usd_per_gpu_hour"

@@ -40,7 +40,8 @@ class Flow:
     spans: list[tuple[float, float, int]]  # of rollouts: seconds, those of its group, sampled tokens
     first_token_s: float
     start_s: float  # of a sandbox
-    line_s: float  # that a rollout stands in line before its first token
+    waited_s: float  # that a rollout stands in line
+    line_s: float  # of that, before its first token
     lag_steps: float  # of a trained group's staleness, what is not its own life: see `ages`
 
     def ages(self, bound: int) -> dict[int, float]:

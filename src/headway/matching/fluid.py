@@ -195,6 +195,7 @@ class Fluid:
         capped = ""
         if limit and running_groups * per_group_s / life_s > limit:
             running_groups, capped = limit * life_s / per_group_s, "max_running_rollouts"
+            ahead = running_groups + queued  # no group is let in beyond the limit
         rate = running_groups / (life_s)  # groups/s
         running = rate * decoded_per_group * replica.token_s / replicas
         running *= 1.0 - min(0.999, 0.0 if models.engine.separate_prefill else replica.prefill_fraction)
@@ -223,6 +224,8 @@ class Fluid:
             lines = models.engine.prefill_lines if models.engine.separate_prefill else 1
             recompute_s /= max(1, lines)
         point.still = min(0.9, (apply_s + recompute_s) / (publish * period_s))
+        # Who stands in line for a sandbox has the first answer, and its version, already.
+        line_s = 0.0 if capped in ("sandboxes", "sandbox_starts") else point.extra_s / self.means.turns
         started = len(self.sample.groups[0])
         flow = Flow(
             production=production,
@@ -252,9 +255,10 @@ class Fluid:
             latencies=latencies,
             group_s=lifetimes,
             spans=spans,
-            first_token_s=self.prefill.first_s + replica.token_s + point.extra_s / self.means.turns,
+            first_token_s=self.prefill.first_s + replica.token_s + line_s,
             start_s=self.start_s,
-            line_s=point.extra_s / self.means.turns,
+            waited_s=point.extra_s,
+            line_s=line_s,
             lag_steps=(ahead - running_groups) / max(1e-9, rate) / period_s - max(0.0, point.wait),
         )
         return _Settled(flow, effective, rows / cycle_s)
@@ -278,7 +282,7 @@ class Fluid:
 
     def parts(self, flow: Flow) -> dict[str, float]:
         """Return the mean seconds of the parts of a scored rollout, which add up to its latency."""
-        replica, extra_s = flow.replica, flow.line_s * self.means.turns
+        replica, extra_s = flow.replica, flow.waited_s
         names = ("decode", "prefill", "tool", "start", "score")
         sums, num = dict.fromkeys(names, 0.0), 0
         for group in self.sample.groups:

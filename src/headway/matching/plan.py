@@ -62,7 +62,7 @@ class Plan:
 
 
 def make_plan(spec: Spec, *, step: int = 0, budget_events: int = BUDGET_EVENTS, seed: int = 0) -> Plan:
-    """Plan a run.
+    """Plan a run whose settings stay as they are; see `plan_control.follow_control` for one with control.
 
     Args:
         spec: what it is.
@@ -128,6 +128,10 @@ def why_simulate(spec: Spec) -> str | None:
         return "rollouts are parked"
     if scheduler.oversampling.groups_extra:
         return "groups are oversampled"
+    if spec.workload.failure_rate:
+        return "rollouts fail: it knows neither second attempts nor groups that too few are left of"
+    if 2 * scheduler.queue.publish_every > scheduler.depth + 1:
+        return f"a version each {scheduler.queue.publish_every} steps: generation waits for some of them"
     return None
 
 

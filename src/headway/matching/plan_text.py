@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from headway.matching.optimise import Option
     from headway.matching.plan import Plan
+    from headway.matching.plan_control import Followed
     from headway.matching.sensitivity import Change
     from headway.matching.spec_load import Spec
 
@@ -30,10 +31,12 @@ _BOTTLENECKS = {
 _CAPS = _BOTTLENECKS | {"trainer": "what the trainer takes"}
 
 
-def plan_text(spec: Spec, plan: Plan, changes: Sequence[Change], judge: str = "") -> str:
+def plan_text(
+    spec: Spec, plan: Plan, changes: Sequence[Change], judge: str = "", control: Followed | None = None
+) -> str:
     """Return a plan as lines of text; `judge` is the model that the changes are by."""
     lines: list[str] = []
-    for line in _lines(spec, plan, changes, judge):
+    for line in _lines(spec, plan, changes, judge, control):
         indent = " " * (len(line) - len(line.lstrip()))
         lines += wrap(
             line.lstrip(), _WIDTH, initial_indent=indent,
@@ -42,7 +45,9 @@ def plan_text(spec: Spec, plan: Plan, changes: Sequence[Change], judge: str = ""
     return "\n".join(lines)
 
 
-def _lines(spec: Spec, plan: Plan, changes: Sequence[Change], judge: str) -> Iterator[str]:
+def _lines(
+    spec: Spec, plan: Plan, changes: Sequence[Change], judge: str, control: Followed | None
+) -> Iterator[str]:
     m = plan.metrics
     wall, wait = m["rl.consumption.wall_samples_per_s"], m["rl.trainer.wait_fraction"]
     at = f"; this is after {plan.step} steps, and it drifts (below)" if plan.course else ""
@@ -50,6 +55,8 @@ def _lines(spec: Spec, plan: Plan, changes: Sequence[Change], judge: str) -> Ite
         f"{spec.name}: {wall:.3g} samples/s trained, a step each {seconds(m['plan.step_s'])}; "
         f"the trainer waits {wait:.0%}{at}"
     )
+    if control is not None:
+        yield f"control {control.words}"
     name = plan.bottleneck.name
     yield f"bottleneck: {_BOTTLENECKS.get(name, name)}. {_sentence(plan.bottleneck.why)}"
     yield f"  remedy: {plan.bottleneck.remedy}"
@@ -195,7 +202,9 @@ def percents(parts: dict[str, float], whole: int) -> dict[str, int]:
     return found
 
 
-def options_text(options: Sequence[Option], gpus: int, present: Option | None = None) -> str:
+def options_text(
+    options: Sequence[Option], gpus: int, present: Option | None = None, *, controlled: bool = False
+) -> str:
     """Return the best ways to spend a budget, as lines of text; `present` is the SPEC as it is."""
     best = options[0]
     lines = [
@@ -227,6 +236,12 @@ def options_text(options: Sequence[Option], gpus: int, present: Option | None = 
             "rows, so compare sampled tokens and dollars by token, and mind the bias towards short answers",
             _WIDTH, subsequent_indent="  ",
         )  # fmt: skip
+    if controlled:
+        lines += wrap(
+            "note: all of these are settings that stay as they are. control.mode is on, and would turn some "
+            "of them: plan the best of them without --optimise for what it settles on",
+            _WIDTH, subsequent_indent="  ",
+        )  # fmt: skip
     return "\n".join(lines)
 
 
@@ -249,7 +264,11 @@ def money(value: float) -> str:
 
 
 def plan_plain(
-    plan: Plan, changes: Sequence[Change], options: Sequence[Option] | None, judge: str = ""
+    plan: Plan,
+    changes: Sequence[Change],
+    options: Sequence[Option] | None,
+    judge: str = "",
+    control: Followed | None = None,
 ) -> dict[str, Any]:
     """Return everything that a plan says, for JSON."""
     plain: dict[str, Any] = {
@@ -265,6 +284,7 @@ def plan_plain(
         "plan.course": [_fields(moment) for moment in plan.course],
         "plan.sensitivity": [_fields(change) for change in changes],
         "plan.notes": plan.notes,
+        "plan.control": None if control is None else control.plain(),
     }
     if options is not None:
         plain["plan.options"] = [_fields(option) for option in options]

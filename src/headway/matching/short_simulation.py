@@ -102,20 +102,14 @@ def short_simulation(
     each = events_a_step(spec, flow)
     wanted = fewest_steps(spec)
     part = 1
-    for candidate in _parts(scheduler, models.replicas):
+    for candidate in parts_of(scheduler, models.replicas):
         part = candidate
         if each / part * wanted <= budget_events:
             break
     if each / part * wanted > _OVER * budget_events and not at_any_cost:
         return None
     steps = max(wanted, min(_MOST_STEPS, int(budget_events * part / each)))
-    settings, cut = _cut(scheduler, part), models
-    if part > 1:
-        cut = replace(
-            models,
-            replicas=models.replicas // part,
-            trainer=QuickTrainer(models.trainer, rows=float(part)),
-        )
+    settings, cut = cut_settings(scheduler, part), cut_models(models, part)
     events = int(steps * each / part)
     warmup_steps = _WARMUP_STEPS + scheduler.depth
     summary = _simulate(settings, cut, events, warmup_steps, step, seed)
@@ -135,7 +129,7 @@ def _simulate(
             settings,
             stop=StopSettings(steps=_NO_END),
             eval=EvalSettings(num_tasks=0, at_start=False, at_end=False),
-            deadlines=_patient(settings.deadlines),
+            deadlines=patient(settings.deadlines),
         ),
         engine=models.engine,
         replicas=models.replicas,
@@ -161,19 +155,28 @@ def _of_the_whole(metrics: dict[str, Any], part: int) -> dict[str, Any]:
     return whole
 
 
-def _patient(deadlines: DeadlineSettings) -> DeadlineSettings:
+def patient(deadlines: DeadlineSettings) -> DeadlineSettings:
     """Return deadlines that nothing modelled passes: `plan.doubts` names those that the run would."""
     names = ("train_s", "publish_s", "apply_s", "checkpoint_s", "sandbox_s")
     return replace(deadlines, **dict.fromkeys(names, 1e6))
 
 
-def _parts(scheduler: SchedulerSettings, replicas: int) -> list[int]:
+def parts_of(scheduler: SchedulerSettings, replicas: int) -> list[int]:
     """Return the parts that a run can be cut into: whole groups and replicas in each."""
     groups = scheduler.queue.batch_groups
     return [part for part in range(1, groups + 1) if groups % part == 0 and replicas % part == 0]
 
 
-def _cut(scheduler: SchedulerSettings, part: int) -> SchedulerSettings:
+def cut_models(models: Models, part: int) -> Models:
+    """Return the machines of a part."""
+    if part == 1:
+        return models
+    trainer = QuickTrainer(models.trainer, rows=float(part))
+    return replace(models, replicas=models.replicas // part, trainer=trainer)
+
+
+def cut_settings(scheduler: SchedulerSettings, part: int) -> SchedulerSettings:
+    """Return the settings of a part: what is in proportion to the run's size divided."""
     queue, extra = scheduler.queue, scheduler.oversampling
     return replace(
         scheduler,
