@@ -1,8 +1,8 @@
 """Calls of somebody else's reward function: off the event loop, bounded in time, and blamed by name.
 
-A coroutine function runs in the event loop, and is cancelled when its time is over; one that goes on all the
-same is left to itself. A plain one runs in a thread of its own (core/off_loop.py): one that sleeps or computes
-holds up nobody but its own score, and one that is overdue is left to itself. The fault says so.
+A coroutine function runs in the event loop, and is cancelled when its time is over; one that goes on all
+the same is left to itself. A plain one runs in a thread of its own (core/off_loop.py): one that sleeps or
+computes holds up nobody but its own score, and one that is overdue is left to itself. The fault says so.
 """
 
 from __future__ import annotations

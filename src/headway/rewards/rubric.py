@@ -51,8 +51,8 @@ class Part:
 class Rubric:
     """Weighted reward functions.
 
-    Raises EnvironmentSetupError for two parts of one name, a weight or limit that is not finite, or a function with a
-    parameter that nothing is known for.
+    Raises EnvironmentSetupError for two parts of one name, a weight or limit that is not finite, or a
+    function with a parameter that nothing is known for.
     """
 
     def __init__(self, *parts: Part | Callable[..., Any]) -> None:
