@@ -12,12 +12,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
 from typing import TYPE_CHECKING, Literal, cast
 
 from headway.core.errors import EnvironmentFault, EnvironmentSetupError
 from headway.core.protocols import Chat, ExecLimits, Outcome, Sandbox
 from headway.core.records import Message, Reward, Task
-from headway.core.settings import setting
+from headway.core.settings import Problem, setting
 from headway.environments.bugfix.environment import judged
 from headway.environments.bugfix.repository import changed, hashes_there, tools
 from headway.environments.bugfix.rows import Row, read_rows
@@ -57,6 +58,17 @@ class SweBenchSettings:
     max_turns: int = setting(40, "Answers at most.", ge=1)
     command_s: float = setting(60.0, "Seconds that a command of the policy may take.", gt=0)
     tests_s: float = setting(600.0, "Seconds that the tests of a score may take.", gt=0)
+
+    def problems(self) -> list[Problem]:
+        """Say when the image names what no task has."""
+        try:
+            named = {name for _, name, _, _ in Formatter().parse(self.image) if name is not None}
+        except ValueError:
+            named = {""}
+        if named <= {"image", "instance_id"}:
+            return []
+        rule = "may have {image} and {instance_id} in braces, and no other"
+        return [Problem("image", self.image, rule, 'As in "registry.example/swe/{instance_id}:latest"')]
 
 
 class SweBench:
@@ -147,7 +159,10 @@ class SweBench:
         if not files:
             return checked(Reward(0.0, ("nothing was changed",)))
         await self._begin(row, sandbox)
+        of_tests = _touched(row.test_patch)
         for path, text in files.items():
+            if path in of_tests:  # as in the repository, or the patch would not apply
+                continue
             if text is None:
                 await sandbox.exec(["rm", "-f", "--", path])
             else:
@@ -188,6 +203,17 @@ class SweBench:
 
     def _image(self, row: Row) -> str:
         return self._settings.image.format(image=row.image, instance_id=row.instance_id)
+
+
+def _touched(patch: str) -> set[str]:
+    """Return the files that a patch changes, makes or deletes."""
+    lines = (
+        line.removeprefix(mark)
+        for line in patch.splitlines()
+        for mark in ("--- a/", "+++ b/")
+        if line.startswith(mark)
+    )
+    return {line.partition("\t")[0].strip() for line in lines}
 
 
 def _usable(tasks: str) -> list[Row]:
