@@ -80,12 +80,17 @@ async def test_a_task_of_swe_bench_is_solved_in_its_own_image(tmp_path, state, p
     base = with_bugs(TREE, ROW.bugs)
     base = base | {HIDDEN: b"import unittest\n"}
     put(state / "images" / "swe.task_1", base)
-    env = build("swe-bench", task_file(tmp_path, test_patch=patch_between(base, TREE, HIDDEN)))
+    new = "--- /dev/null\n+++ b/wordkit/helper.py\n@@ -0,0 +1 @@\n+HELP = 1\n"
+    env = build("swe-bench", task_file(tmp_path, test_patch=patch_between(base, TREE, HIDDEN) + new))
     task = env.task("train", 0, None)
     assert env.image(task) == "swe/task:1"
     images = InImages(provider, env.image(task))
     solved, outcome, _ = await tried(env, task, images, mending(), "Solved.")
     assert (solved.score, list(outcome.data["files"])) == (1.0, [ROW.bugs[0].path])
+    # A file that the patch of the tests makes is the patch's, whatever the policy wrote there.
+    own = ("run", {"command": "echo 'HELP = 2' > wordkit/helper.py"})
+    solved, outcome, _ = await tried(env, task, images, mending(), own, "Solved.")
+    assert (solved.score, len(outcome.data["files"])) == (1.0, 2)
     nothing, _, _ = await tried(env, task, images, "Solved.")
     assert nothing.score == 0.0
     assert made(state) == []
@@ -112,6 +117,8 @@ async def test_rows_that_cannot_be_used_are_left_out_and_images_must_be_named(tm
     assert named.image(task) == f"hub/{task.payload['instance']}:latest"
     with pytest.raises(EnvironmentSetupError, match="must name its container image"):
         build("swe-bench", task_file(tmp_path, image_name=""))
+    with pytest.raises(EnvironmentSetupError, match=r"may have \{image\} and"):
+        build("swe-bench", task_file(tmp_path) | {"image": "hub/{id}"})
 
 
 async def test_a_provider_without_containers_says_so(tmp_path):

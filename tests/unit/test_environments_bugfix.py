@@ -118,6 +118,10 @@ def test_columns_of_swe_bench_and_swe_smith_are_read():
     assert (row_of(of_smith).fail_to_pass, row_of(of_smith).image) == (("t::a",), "i")
 
 
+ONE = {"instance_id": "a", "repo": "o/r", "FAIL_TO_PASS": ["t.py::a"], "PASS_TO_PASS": []}
+BUG = {"path": "a.py", "operator": "o", "start": 3, "end": 4, "text": "", "line": 1, "function": "f"}
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -125,14 +129,40 @@ def test_columns_of_swe_bench_and_swe_smith_are_read():
         ("{}", "line 1.*lacks 'instance_id'"),
         ("nothing", "line 1"),
         (None, "must be there"),
+        (ONE | {"runner": "nose"}, "line 1.*runner must be one of pytest, unittest, not 'nose'"),
+        (ONE | {"FAIL_TO_PASS": ["-p evil"]}, "line 1.*'-p evil' is no name of a test"),
+        (ONE | {"FAIL_TO_PASS": "no list"}, "line 1"),
+        (ONE | {"bugs": [{"path": 1}]}, "line 1"),
+        (ONE | {"bugs": [BUG | {"start": "3"}]}, "line 1.*integers as start, end and line"),
     ],
 )
 def test_a_file_of_tasks_that_is_none_is_named(tmp_path, text, why):
     path = tmp_path / "tasks.jsonl"
     if text is not None:
-        path.write_text(text)
+        path.write_text(text if isinstance(text, str) else json.dumps(text))
     with pytest.raises(EnvironmentSetupError, match=why):
         read_rows(path)
+
+
+def test_lines_of_tasks_hold_separators_that_are_no_ends_of_lines(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(
+        json.dumps(ONE | {"hints_text": "a\u2028b\x85c"}, ensure_ascii=False) + "\r\n", "utf-8-sig"
+    )
+    assert read_rows(path)[0].hints_text == "a\u2028b\x85c"
+
+
+def test_a_task_that_nothing_judges_is_refused(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps(ONE | {"FAIL_TO_PASS": []}))
+    with pytest.raises(EnvironmentSetupError, match="a task must have a test in FAIL_TO_PASS"):
+        Bugfix(BugfixSettings(tasks=str(path)), 0)
+
+
+def test_a_separator_within_a_comment_ends_no_line():
+    data = b"a = 1  # \xe2\x80\xa8\n\ndef f(x):\n    return x - 1\n"
+    (function,) = functions(parse(data))
+    assert shown(data, function, marked=4) == "def f(x):\n    return x - 1  # BUG"
 
 
 def test_edits_hold_what_changed_only():
@@ -380,6 +410,13 @@ async def test_edits_of_tests_do_not_count(provider):
     )
     reward, outcome, _ = await tried(env, task, provider, ("run", {"command": cheat}), "Done.")
     assert (reward.score, outcome.data["edits"]) == (0.0, {})
+    path = row.bugs[0].path
+    odd = (
+        "mkfifo wordkit/pipe.py; touch \"$(printf 'wordkit/\\377.py')\"; ln -s /dev/zero wordkit/zero.py; "
+        f"truncate -s 40M wordkit/big.py; rm {path}; mkfifo {path}; mkdir wordkit/folder.py"
+    )
+    reward, outcome, _ = await tried(env, task, provider, ("run", {"command": odd}), "Done.")
+    assert (reward.score, outcome.data["edits"]) == (0.0, {path: None})
     gone = Outcome({"edits": {row.bugs[0].path: None}})
     fresh = await provider.create("gone", {"run": "test"})
     assert (await env.score(task, gone, fresh)).score == 0.0

@@ -1,11 +1,12 @@
 """The environment `dataset`: rows, splits, verifiers by name, a reward of one's own."""
 
 import asyncio
+import gzip
 import json
 
 import pytest
 
-from headway.core.errors import ConfigError, EnvironmentSetupError, HeadwayError, RewardFault
+from headway.core.errors import ConfigError, EnvironmentSetupError, HeadwayError, RewardFault, UserError
 from headway.core.protocols import Outcome
 from headway.environments.dataset.rewards import judge
 from headway.environments.registry import build
@@ -133,6 +134,9 @@ def test_bad_rows_are_told_at_once_with_their_lines(tmp_path):
         ('{"a": 1}', "be a text or a number"),
         ("null", "column answer .* It is null there"),
         ('"\\ud800"', "no half of a character"),
+        ('" "', "not be empty"),
+        ('1, "answer": 2', "must stand once in a JSON object"),
+        ('1, "more": {"a": 1, "a": 2}', "must stand once"),
     ],
 )
 def test_a_right_answer_that_nothing_can_equal_is_told_with_its_line(tmp_path, answer, rule):
@@ -141,6 +145,27 @@ def test_a_right_answer_that_nothing_can_equal_is_told_with_its_line(tmp_path, a
     with pytest.raises(ConfigError, match=f"bad.jsonl:2: .* {rule}") as caught:
         made(str(data), eval_share=0)
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("verifier", ["contains", "exact", "regex"])
+def test_an_empty_answer_that_is_always_or_never_right_is_refused(tmp_path, verifier):
+    data = tmp_path / "bad.jsonl"
+    data.write_text('{"prompt": "a", "answer": ""}\n')
+    with pytest.raises(ConfigError, match=r"bad.jsonl:1: the right answer must not be empty"):
+        made(str(data), verifier, eval_share=0)
+
+
+def test_prompts_of_blanks_and_compressed_files_are_told(tmp_path):
+    data = tmp_path / "bad.jsonl"
+    data.write_text('{"prompt": " ", "answer": "1"}\n')
+    with pytest.raises(ConfigError, match=r"bad.jsonl:1: prompt must be a text"):
+        made(str(data))
+    data.write_bytes(gzip.compress(b'{"prompt": "a", "answer": "1"}\n'))
+    with pytest.raises(UserError, match=r"it is compressed .*bad.jsonl.*Unpack it"):
+        made(str(data))
+    packed = data.rename(tmp_path / "bad.jsonl.gz")
+    with pytest.raises(EnvironmentSetupError, match="the data must be unpacked"):
+        made(str(packed))
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,40 @@ async def test_a_program_that_leaves_nothing_or_too_much_has_0_and_no_failure(
     assert words in str(trial.score.reasons)
 
 
+IN_THE_WAY = {
+    "a link": "os.symlink('/etc', 'tests')",
+    "a link to nothing": "os.symlink('gone', 'tests')",
+    "a file": "open('tests', 'w').write('x')",
+    "a pipe": "os.mkfifo('tests')",
+    "a folder in the place of the file": "os.makedirs('tests/deep/test.sh/within')",
+    "a link in the place of the file": "os.makedirs('tests/deep'); os.symlink('/bin/true', 'tests/deep/test.sh')",
+}
+
+
+@pytest.mark.parametrize("agent", IN_THE_WAY.values(), ids=IN_THE_WAY)
+async def test_what_stands_in_the_way_of_hidden_files_is_taken_away(tried, renderer, agent):
+    task = {
+        "test": ["sh", "tests/deep/test.sh"],
+        "test_files": {"tests/deep/test.sh": "grep -qx one answer.txt"},
+    }
+    agent += "; open('answer.txt', 'w').write(ask(sys.argv[1]) + '\\n')"
+    assert (await tried(agent, saying(renderer, "one"), task)).score.reward == 1.0
+    assert (await tried(agent, saying(renderer, "two"), task)).score.reward == 0.0
+
+
+LEFT = {
+    "deep folders": "for _ in range(200): os.mkdir('d'); os.chdir('d')",
+    "more files than a sandbox may have": "for at in range(1500): open(str(at), 'w')",
+}
+
+
+@pytest.mark.parametrize("agent", LEFT.values(), ids=LEFT)
+async def test_what_cannot_pass_from_sandbox_to_sandbox_is_worth_0(tried, renderer, agent):
+    trial = await tried(f"ask('x')\n{agent}", saying(renderer, "one"))
+    assert trial.failure == ""
+    assert trial.score.reward == 0.0
+
+
 @pytest.mark.parametrize(
     "word",
     ["{secret}", "{", "{0}", "{}", "{prompt!z}", "{prompt!r}", "{prompt:>10}", "{prompt:{id}}", "{prompt.x}"],

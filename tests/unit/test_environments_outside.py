@@ -1,6 +1,7 @@
 """Tools outside the sandbox: HTTP and MCP, their secrets, rates, retries and failures."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.check import Mismatch
-from headway.core.errors import ContextFullError, ToolError
+from headway.core.errors import ContextFullError, EnvironmentSetupError, ToolError
 from headway.environments.arguments import read_arguments
 from headway.environments.http_tool import HttpTool, HttpToolSettings
 from headway.environments.mcp_tools import McpServer, McpSettings
@@ -191,6 +192,93 @@ def test_settings_say_what_is_wrong():
     assert Mismatch
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"url": "https://me:hunter2@search.example/"},
+            "url of the tool search must hold no name or password",
+        ),
+        ({"url": "https:///search"}, "url of the tool search must name a host"),
+        ({"url": "search.example"}, "url of the tool search must be a URL"),
+        ({"method": "post"}, 'method of the tool search must be "GET" or "POST"'),
+        (
+            {"limits": {"timeout": 5}},
+            "limits of the tool search must be some of timeout_s, .*: timeout is not",
+        ),
+        ({"limits": {"tries": 0}}, "each within its bounds: tries is not"),
+        ({"headers": {"x-name": "Bj\u00f6rn"}}, "headers of the tool search must be lines of ASCII"),
+        ({"secrets": {"x-key": 5}}, "secrets of the tool search entry x-key must be a string"),
+    ],
+)
+def test_settings_made_in_python_are_checked_and_a_password_is_not_repeated(change, words):
+    given = {"name": "search", "url": "http://x", "parameters": PARAMETERS} | change
+    with pytest.raises(EnvironmentSetupError, match=words) as refused:
+        HttpTool(HttpToolSettings(**given))
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("result", ["", "said"])
+async def test_a_secret_that_comes_back_escaped_is_blotted_out(monkeypatch, result):
+    monkeypatch.setenv("SEARCH_KEY", key := 'sk/very"secret&123')
+    forms = json.dumps(key)[1:-1], json.dumps(key)[1:-1].replace("/", r"\/"), "sk%2Fvery%22secret%26123"
+    coded = "".join(f"\\u{ord(char):04x}" for char in key) if result else ""
+    async with Service((200, {}, f'{{"said": "{" ".join([*forms, coded])}"}}')) as service:
+        told = await http(service.url, result=result, secrets={"x-key": "SEARCH_KEY"}).run({"query": "x"})
+    assert told.count("[secret]") == 3 + bool(result)
+    assert "very" not in told
+
+
+@pytest.mark.parametrize("key", ["two\nlines-of-a-key", "\u201cquoted-key\u201d"])
+async def test_a_secret_that_no_header_can_hold_is_not_repeated(monkeypatch, key):
+    monkeypatch.setenv("SEARCH_KEY", key)
+    tool = http("http://127.0.0.1:9/", secrets={"x-key": "SEARCH_KEY"})
+    with pytest.raises(ToolError, match="sends SEARCH_KEY as a header, so it must be one line") as failed:
+        await tool.run({"query": "x"})
+    assert "key" not in str(failed.value).replace("SEARCH_KEY", "").replace("the key alone", "")
+    assert Secrets({"x": "SEARCH_KEY"}, "it", in_headers=False).values() == {"x": key}
+
+
+async def test_the_query_of_the_address_stays_and_no_cookie_is_kept():
+    sets = {"set-cookie": "session=of-another-rollout; Path=/"}
+    async with Service((200, sets, "a"), (200, sets, "b")) as service:
+        tool = http(f"{service.url}?format=json")
+        assert await tool.run({"query": "x"}) == "a"
+        assert await tool.run({"query": "y"}) == "b"
+        assert "/search?format=json&query=x " in service.asked[0][0]
+        assert "cookie" not in service.asked[1][0].lower()
+
+
+@pytest.mark.parametrize("value", ["\ud800", float("inf"), "x" * 70_000])
+async def test_arguments_that_no_request_can_hold_are_told_to_the_policy(value):
+    with pytest.raises(ToolRefusal):
+        await http("http://127.0.0.1:1/").run({"query": value})
+    if not isinstance(value, str) or len(value) == 1:
+        with pytest.raises(ToolRefusal, match="must be numbers and texts of JSON"):
+            await http("http://127.0.0.1:1/", method="POST").run({"query": value})
+
+
+async def test_an_endless_and_a_dripping_answer_end(monkeypatch):
+    async def endless(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 X\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"x" * size)
+                await writer.drain()
+                await asyncio.sleep(pause_s)
+        writer.close()
+
+    async with await asyncio.start_server(endless, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        size, pause_s = 1 << 20, 0.0
+        with pytest.raises(ToolRefusal, match="found more than 4194304 bytes"):
+            await http(url).run({"query": "x"})
+        size, pause_s = 1, 0.01
+        with pytest.raises(ToolError, match=r"no answer within 0\.3 s"):
+            await http(url, OutsideLimits(timeout_s=0.3, tries=1)).run({"query": "x"})
+
+
 # --- MCP
 
 STANDINS = Path(__file__).parents[1] / "standins"
@@ -244,6 +332,63 @@ async def test_a_server_that_does_not_start_or_lacks_a_tool_is_a_failure(mcp):
     with pytest.raises(ToolError, match="has no tool throw"):
         async with stdio(tools=("throw",)).open():
             raise AssertionError("it opened")
+
+
+def hostile(way, monkeypatch, timeout_s=20.0):
+    monkeypatch.setenv("MY_SHELF_KEY", KEY)
+    command = sys.executable, str(STANDINS / "mcp_hostile.py"), way
+    settings = McpSettings(name="shelf", command=command, secrets={"SHELF_KEY": "MY_SHELF_KEY"})
+    return McpServer(settings, OutsideLimits(timeout_s=timeout_s, tries=1, backoff_s=0.0))
+
+
+@pytest.mark.parametrize("way", ["garbage-first", "garbage", "ids"])
+async def test_what_a_server_says_beside_its_answer_is_passed_over_and_logged_nowhere(
+    mcp, way, monkeypatch, caplog
+):
+    async with hostile(way, monkeypatch).open() as (look,):
+        assert await look.run({}) == "fine"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("error", r"shelf failed: MCPError: bad key \[secret\]$"),
+        ("content", "what it said is not as MCP has it: content: Input should be a valid list"),
+        ("dies", "shelf failed: MCPError: Connection closed"),
+        ("twice", "shelf has two tools look"),
+        ("schema", "what it said is not as MCP has it: tools.0.inputSchema"),
+        ("tools-error", r"shelf failed: MCPError: no tools for \[secret\]$"),
+        ("version", "what it said is not as MCP has it: serverInfo: Field required"),
+        ("many", "shelf has more than 1000 tools"),
+    ],
+)
+async def test_a_server_that_breaks_is_a_failure_of_the_infrastructure(mcp, way, words, monkeypatch):
+    async def rollout():
+        async with hostile(way, monkeypatch).open() as (look,):
+            await look.run({})
+
+    with pytest.raises(ToolError, match=words) as failed:
+        await rollout()
+    assert KEY not in str(failed.value)
+
+
+@pytest.mark.parametrize("way", ["hangs", "pages", "silent", "no-result", "half"])
+async def test_a_server_that_never_answers_is_given_up(mcp, way, monkeypatch):
+    async def rollout():
+        async with hostile(way, monkeypatch, 1.5).open() as (look,):
+            await look.run({})
+
+    with pytest.raises(ToolError, match=r"shelf failed: TimeoutError: no answer within 1\.5 s"):
+        await rollout()
+
+
+async def test_a_description_that_tells_the_secret_is_blotted_out(mcp, monkeypatch):
+    async with hostile("tells", monkeypatch).open() as (look,):
+        assert look.spec.description == "With [secret]."
+        assert look.spec.parameters["properties"]["a"]["description"] == "not [secret]"
+    async with hostile("escaped", monkeypatch).open() as (look,):
+        assert await look.run({}) == '{"key": "[secret]", "half": "\\ud800"}'
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ import pytest
 from headway.core.events import RolloutEnded, RolloutFailed
 from headway.core.protocols import Outcome
 from headway.environments.generation import GenerationLimits
+from headway.gateway import reading, sessions
 from headway.gateway.server import Gateway
+from headway.gateway.sessions import Session
 from headway.gateway.settings import GatewaySettings
 from tests.unit.gateway_parts import asked, chat, saying
 from tests.unit.host_stage import opened
@@ -145,3 +147,55 @@ async def test_a_head_has_no_body_and_a_body_too_long_is_refused_before_it_comes
     assert seen[0].startswith("HTTP/1.1 404")
     assert seen[0].endswith("\r\n\r\n")
     assert seen[1].startswith("HTTP/1.1 413")
+
+
+async def test_more_messages_or_tools_than_tokens_are_a_full_context(served, renderer, monkeypatch):
+    async def work(endpoint):
+        tool = {"type": "function", "function": {"name": "f"}}
+        told = []
+        for body in ({"messages": [SAID] * 513}, {"messages": [SAID], "tools": [tool] * 513}):
+            monkeypatch.setattr(reading, "messages", None)  # it is not even read
+            told.append(await exchanged(endpoint.port, endpoint.key, json.dumps(body).encode()))
+            monkeypatch.undo()
+        await chat(endpoint, ("user", "go"))
+        return [(status, answer["error"]["code"]) for status, answer in told]
+
+    seen, _ = await served(saying(renderer, "ok"), work)
+    assert seen == [[400, "context_length_exceeded"]] * 2
+
+
+async def test_a_flood_of_one_rollout_asks_the_engine_for_so_many_at_once(served, renderer, monkeypatch):
+    monkeypatch.setattr(sessions, "_MAX_AT_ONCE", 3)
+    engine = saying(renderer, "ok")
+    running, most = 0, 0
+    generate = engine.generate
+
+    async def counted(request):
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        try:
+            async for chunk in generate(request):
+                await asyncio.sleep(0)
+                yield chunk
+        finally:
+            running -= 1
+
+    engine.generate = counted
+
+    async def work(endpoint):
+        asking = [chat(endpoint, ("user", f"question {at}")) for at in range(20)]
+        return [status for status, _ in await asyncio.gather(*asking)]
+
+    seen, event = await served(engine, work)
+    assert (seen, event.num_turns, most) == ([200] * 20, 20, 3)
+
+
+def test_a_body_out_of_a_sandbox_is_no_longer_than_a_context_could_hold():
+    class Rollout:
+        max_context_tokens = 4096
+
+    gateway = Gateway(GatewaySettings(max_request_mb=64))
+    small, large = Session(Rollout(), "a"), Session(Rollout(), "b")
+    large.completions.max_context_tokens = 10**6
+    assert gateway._longest_bytes(small) == 4096 * 512
+    assert (gateway._longest_bytes(large), gateway._longest_bytes(None)) == (64 << 20, 64 << 20)

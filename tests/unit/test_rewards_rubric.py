@@ -1,6 +1,7 @@
 """A rubric: weights, names, reasons, limits; what fails is named and never 0."""
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from headway.core import off_loop
 from headway.core.errors import EnvironmentSetupError, RewardFault, SandboxError
 from headway.core.records import Reward
+from headway.rewards import calls
 from headway.rewards.calls import call
+from headway.rewards.check import MalformedRewardFault
 from headway.rewards.faults import JudgeError, RewardRaisedFault, RewardTimeoutFault
 from headway.rewards.rubric import Part, Rubric
 from headway.rewards.turns import EachTurn, with_outcome
@@ -96,6 +99,72 @@ async def test_what_raises_or_returns_no_number_is_a_fault_that_names_it_and_nev
     assert ended.is_set()
 
 
+async def exits():
+    raise SystemExit(3)
+
+
+async def is_interrupted():
+    raise KeyboardInterrupt
+
+
+async def cancels_itself():
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (exits, "^reward bad raised SystemExit: 3$"),
+        (is_interrupted, "^reward bad raised KeyboardInterrupt:?$"),
+        (cancels_itself, "^reward bad cancelled itself"),
+        (lambda: exit(3), "^reward bad raised SystemExit: 3$"),
+    ],
+)
+async def test_what_would_end_the_process_ends_one_score(function, words):
+    with pytest.raises(RewardRaisedFault, match=words):
+        await Rubric(Part(function, name="bad")).of(case("4"))
+    with pytest.raises(RewardRaisedFault, match=words.replace("bad", "bad of turn 0")):
+        await EachTurn(lambda step: function(), name="bad")(case("4"))
+
+
+async def test_a_function_that_swallows_its_cancellation_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr(calls, "_GRACE_S", 0.01)
+    enough = asyncio.Event()
+
+    async def deaf():
+        while not enough.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await enough.wait()
+
+    with pytest.raises(RewardTimeoutFault, match="does not end when it is cancelled, and goes on"):
+        await call("deaf", deaf, 0.01)
+    enough.set()
+    await asyncio.wait(calls._left)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"reasons": "because"}, "must be a tuple of strings, not one string"),
+        ({"reasons": None}, "the reasons of a reward must be a tuple"),
+        ({"metrics": None}, "the metrics of a reward must be a dict"),
+        ({"turns": 1.0}, "the turns of a reward must be a tuple"),
+    ],
+)
+async def test_a_reward_that_is_built_otherwise_is_refused_with_the_remedy(parts, words):
+    with pytest.raises(MalformedRewardFault, match=words):
+        await Rubric(Part(lambda: Reward(1.0, **parts), name="one")).of(case("4"))
+
+
+async def test_parts_that_reward_other_numbers_of_turns_are_named():
+    one, two = (
+        Part(lambda: Reward(1.0, turns=(1.0,)), name="one"),
+        Part(lambda: Reward(1.0, turns=(1.0, 2.0))),
+    )
+    with pytest.raises(MalformedRewardFault, match="reward as many turns each; <lambda> rewards 2"):
+        await Rubric(one, two).of(case("4"))
+
+
 async def test_failures_of_the_infrastructure_stay_what_they_are():
     for error in (SandboxError("gone"), JudgeError("away")):
 
@@ -172,8 +241,12 @@ def test_a_rubric_is_checked_when_it_is_made():
         Rubric()
     with pytest.raises(EnvironmentSetupError, match="a parameter that Headway knows nothing for"):
         Rubric(lambda answr: 1)
-    with pytest.raises(EnvironmentSetupError, match="must be finite"):
+    with pytest.raises(EnvironmentSetupError, match="must be a finite"):
         Rubric(Part(right, float("inf")))
+    with pytest.raises(EnvironmentSetupError, match="the weight of right must be a finite number"):
+        Rubric(Part(right, "1"))
+    with pytest.raises(EnvironmentSetupError, match="the timeout_s of right must be a finite number"):
+        Rubric(Part(right, timeout_s=float("nan")))
 
 
 async def test_each_turn_has_its_own_reward():

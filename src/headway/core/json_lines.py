@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ARRAY = "JSONL has one object a line; for a JSON array: jq -c '.[]' data.json > data.jsonl"
+_GZIP = b"\x1f\x8b"
 _HALF = "An escape \\ud800 to \\udfff stands for a character only in a pair: write the character itself"
 
 
@@ -33,6 +34,9 @@ def text_lines(path: Path, key: str) -> Iterator[tuple[int, str]]:
     except OSError as error:
         rule = f"the data file must be readable: {error.strerror}"
         raise UserError(rule, value=str(path), remedy="Give a JSONL file", key=key) from None
+    if data[:2] == _GZIP:
+        rule = "the data file must be UTF-8 text, and it is compressed"
+        raise UserError(rule, value=str(path), remedy="Unpack it, with gunzip say", key=key)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -46,8 +50,17 @@ def text_lines(path: Path, key: str) -> Iterator[tuple[int, str]]:
 
 def json_object(line: str) -> dict[str, Any]:
     """Return the object of a line; raise UserError, without a place, when it holds none."""
+    twice: list[str] = []
+
+    def no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice.extend(name for name in found if names.count(name) > 1)
+        return found
+
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=no_key_twice)
     except (ValueError, RecursionError) as error:
         what = (
             f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
@@ -56,6 +69,9 @@ def json_object(line: str) -> dict[str, Any]:
         if line.lstrip()[:1] in ("[", "{") and len(line.strip()) < 3:
             remedy = _ARRAY
         raise UserError(f"not valid JSON: {what}", remedy=remedy) from None
+    if twice:
+        rule = "a key must stand once in a JSON object"
+        raise UserError(rule, value=twice[0], remedy="Leave one out: readers differ in which they take")
     if not isinstance(row, dict):
         raise UserError("a line must be a JSON object", value=type(row).__name__, remedy=_ARRAY)
     if "\\ud" in line or "\\uD" in line:

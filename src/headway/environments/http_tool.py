@@ -16,11 +16,21 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from headway.core.errors import ToolError
 from headway.core.records import ToolSpec
 from headway.core.settings import Problem, setting
-from headway.environments.outside import Again, Cache, OutsideLimits, Pace, Secrets, pause
+from headway.environments.outside import (
+    Again,
+    Cache,
+    OutsideLimits,
+    Pace,
+    Secrets,
+    address_problems,
+    limits_of,
+    must_hold,
+    pause,
+)
 from headway.environments.tools import ToolRefusal, shortened
 
 if TYPE_CHECKING:
-    from httpx2 import AsyncClient
+    from httpx2 import AsyncClient, Request
 
 _AGAIN = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 _OURS = frozenset((401, 402, 403, 407))  # the key, or the bill
@@ -48,19 +58,25 @@ class HttpToolSettings:
     limits: dict[str, Any] = setting(dict, "Fields of OutsideLimits.")
 
     def problems(self) -> list[Problem]:
-        """Say which required parameter there is not."""
+        """Say which required parameter there is not, and what no request can hold."""
         unknown = [name for name in self.required if name not in self.parameters]
         rule = "must be among parameters"
-        return [Problem("required", name, rule, "Describe it in parameters") for name in unknown]
+        found = [Problem("required", name, rule, "Describe it in parameters") for name in unknown]
+        for name, value in self.headers.items():
+            if not all(text.isascii() and text.isprintable() for text in (name, value)):
+                found.append(Problem("headers", name, "must be lines of ASCII", "Write its value otherwise"))
+        return [*address_problems(self.url), *found]
 
 
 class HttpTool:
     """The tool. One object for all rollouts of a worker, so that rate and cache hold for all of them."""
 
     def __init__(self, settings: HttpToolSettings, limits: OutsideLimits | None = None) -> None:
+        owner = f"the tool {settings.name}"
+        must_hold(settings, owner)
         self._settings = settings
-        self._limits = limits or OutsideLimits(**settings.limits)
-        self._secrets = Secrets(settings.secrets, f"the tool {settings.name}")
+        self._limits = limits or limits_of(settings.limits, owner)
+        self._secrets = Secrets(settings.secrets, owner)
         self._pace = Pace(self._limits.calls_per_s)
         self.cache = Cache(self._limits.cache_entries)
         self._client: AsyncClient | None = None
@@ -105,28 +121,24 @@ class HttpTool:
         raise ToolError(f"the tool {self._settings.name} gave no answer after {tries} tries: {words}")
 
     async def _once(self, arguments: dict[str, Any]) -> str:
-        from httpx2 import HTTPError, InvalidURL
+        from httpx2 import HTTPError
 
         settings = self._settings
-        headers = settings.headers | self._secrets.values()
-        given: dict[str, Any] = {"json": arguments}
-        if settings.method == "GET":
-            given = {"params": {key: _plain(value) for key, value in arguments.items()}}
+        request = self._request(arguments)
         content = bytearray()
         try:
-            async with (
-                asyncio.timeout(self._limits.timeout_s),
-                self._opened().stream(settings.method, settings.url, headers=headers, **given) as response,
-            ):
-                status, after = response.status_code, response.headers.get("retry-after", "")
-                async for piece in response.aiter_bytes():
-                    content += piece
-                    if len(content) > _MAX_BYTES:
-                        raise ToolRefusal(f"{settings.name} found more than {_MAX_BYTES} bytes")
+            async with asyncio.timeout(self._limits.timeout_s):
+                response = await self._opened().send(request, stream=True)
+                try:
+                    status, after = response.status_code, response.headers.get("retry-after", "")
+                    async for piece in response.aiter_bytes():
+                        content += piece
+                        if len(content) > _MAX_BYTES:
+                            raise ToolRefusal(f"{settings.name} found more than {_MAX_BYTES} bytes")
+                finally:
+                    await response.aclose()
         except TimeoutError:
             raise Again(f"no answer within {self._limits.timeout_s:g} s") from None
-        except InvalidURL:  # the query is the policy's
-            raise ToolRefusal(f"the arguments of {settings.name} are too long for a URL") from None
         except HTTPError as error:  # which holds the request with its headers, so it is not kept
             raise Again(self._secrets.hidden(f"{type(error).__name__}: {error}")) from None
         text = self._secrets.hidden(content.decode("utf-8", "replace"))
@@ -139,7 +151,24 @@ class HttpTool:
             )
         if status >= 400:
             raise ToolRefusal(f"{settings.name} answered {status}: {text[:_MAX_SHOWN]}")
-        return self._told(text)
+        return self._secrets.hidden(self._told(text))  # an escape of JSON may have stood for it
+
+    def _request(self, arguments: dict[str, Any]) -> Request:
+        """Return the request of a call; raise ToolRefusal for arguments that no request can hold."""
+        from httpx2 import URL, InvalidURL
+
+        settings = self._settings
+        url, headers = URL(settings.url), settings.headers | self._secrets.values()
+        build = self._opened().build_request
+        try:
+            if settings.method == "POST":
+                return build("POST", url, headers=headers, json=arguments)
+            query = {key: _plain(value) for key, value in arguments.items()}
+            return build("GET", url.copy_merge_params(query), headers=headers)
+        except InvalidURL:
+            raise ToolRefusal(f"the arguments of {settings.name} are too long for a URL") from None
+        except (ValueError, TypeError):  # a number that JSON has not, half a character
+            raise ToolRefusal(f"the arguments of {settings.name} must be numbers and texts of JSON") from None
 
     def _told(self, text: str) -> str:
         """Return the part of an answer that is told."""
@@ -158,14 +187,19 @@ class HttpTool:
 
     def _opened(self) -> AsyncClient:
         """A client belongs to the event loop that it is first used in."""
+        from http.cookiejar import CookieJar, DefaultCookiePolicy
+
         from httpx2 import URL, AsyncClient
 
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             local = URL(self._settings.url).host in ("127.0.0.1", "localhost", "::1")
-            self._client, self._loop = AsyncClient(timeout=None, trust_env=not local), loop
+            # No cookie is kept: it would make one session of all rollouts.
+            none = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+            self._client = AsyncClient(timeout=None, trust_env=not local, cookies=none)
+            self._loop = loop
         return self._client
 
 
 def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)

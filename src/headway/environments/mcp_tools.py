@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -21,13 +23,24 @@ from typing import TYPE_CHECKING, Any, cast
 from headway.core.errors import ToolError, UserError
 from headway.core.records import ToolSpec
 from headway.core.settings import Problem, setting
-from headway.environments.outside import Again, Cache, OutsideLimits, Pace, Secrets, pause
+from headway.environments.outside import (
+    Again,
+    Cache,
+    OutsideLimits,
+    Pace,
+    Secrets,
+    address_problems,
+    limits_of,
+    must_hold,
+    pause,
+)
 from headway.environments.tools import ToolRefusal, shortened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
 _BAD_ARGUMENTS = -32602  # JSON-RPC: invalid params
+_MAX_TOOLS = 1000  # of a server: no prompt holds more
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +60,9 @@ class McpSettings:
     limits: dict[str, Any] = setting(dict, "Fields of OutsideLimits.")
 
     def problems(self) -> list[Problem]:
-        """Say when it is not exactly one of command and url."""
+        """Say when it is not exactly one of command and url, or the url is none."""
         if bool(self.command) != bool(self.url):
-            return []
+            return address_problems(self.url) if self.url else []
         return [Problem("command", self.command, "must be given, or url, and not both", "Keep one of them")]
 
 
@@ -57,9 +70,11 @@ class McpServer:
     """A server as rollouts see it; one object for all of a worker, so that rate and cache hold for all."""
 
     def __init__(self, settings: McpSettings, limits: OutsideLimits | None = None) -> None:
+        owner = f"the MCP server {settings.name}"
+        must_hold(settings, owner)
         self.settings = settings
-        self.limits = limits or OutsideLimits(**settings.limits)
-        self.secrets = Secrets(settings.secrets, f"the MCP server {settings.name}")
+        self.limits = limits or limits_of(settings.limits, owner)
+        self.secrets = Secrets(settings.secrets, owner, in_headers=bool(settings.url))
         self.pace = Pace(self.limits.calls_per_s)
         self.cache = Cache(self.limits.cache_entries)
 
@@ -93,9 +108,16 @@ class McpServer:
         error = _first(error)
         if isinstance(error, (ToolError, UserError)):
             return error
-        words = (
-            f"no answer within {self.limits.timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
-        )
+        if isinstance(error, TimeoutError):
+            words = f"no answer within {self.limits.timeout_s:g} s"
+        elif isinstance(
+            found := getattr(error, "errors", None), Callable
+        ):  # pydantic's, which quotes the input
+            wrong = found(include_input=False, include_url=False, include_context=False)
+            places = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in wrong)
+            words = f"what it said is not as MCP has it: {'; '.join(places)}"
+        else:
+            words = " ".join(str(error).split())
         text = self.secrets.hidden(f"{type(error).__name__}: {words}")
         return ToolError(f"the MCP server {self.settings.name} failed: {text[:300]}")
 
@@ -123,6 +145,8 @@ class McpServer:
             raise UserError(
                 "MCP tools need the package mcp", remedy='Install it: pip install "headway[mcp]"'
             ) from error
+        # It quotes what it cannot read, which may tell secrets, and would go into the worker's log.
+        logging.getLogger("mcp").setLevel(logging.CRITICAL + 1)
         secrets = self.secrets.values()
         if self.settings.url:
             from httpx2 import AsyncClient
@@ -145,11 +169,15 @@ class McpServer:
         return session
 
     async def _listed(self, session: Any) -> list[McpTool]:
+        found: dict[str, McpTool] = {}
         async with asyncio.timeout(self.limits.timeout_s):
             listed = await session.list_tools()
-            found: dict[str, McpTool] = {}
             while True:
-                found |= {str(tool.name): McpTool(self, session, tool) for tool in listed.tools}
+                for tool in listed.tools:
+                    if found.setdefault(str(tool.name), one := McpTool(self, session, tool)) is not one:
+                        raise self._wrong(f"has two tools {tool.name}", "Mend the server")
+                if len(found) > _MAX_TOOLS:
+                    raise self._wrong(f"has more than {_MAX_TOOLS} tools", "Choose another server")
                 if not listed.next_cursor:
                     break
                 from mcp.types import PaginatedRequestParams
@@ -157,11 +185,12 @@ class McpServer:
                 listed = await session.list_tools(params=PaginatedRequestParams(cursor=listed.next_cursor))
         wanted = self.settings.tools or tuple(found)
         if missing := [name for name in wanted if name not in found]:
-            raise ToolError(
-                f"the MCP server {self.settings.name} has no tool {missing[0]}",
-                remedy=f"It has {', '.join(found)}",
-            )
+            raise self._wrong(f"has no tool {missing[0]}", f"It has {', '.join(found)[:300]}")
         return [found[name] for name in wanted]
+
+    def _wrong(self, rule: str, remedy: str) -> ToolError:
+        hidden = self.secrets.hidden
+        return ToolError(hidden(f"the MCP server {self.settings.name} {rule}"), remedy=hidden(remedy))
 
 
 class McpTool:
@@ -170,7 +199,10 @@ class McpTool:
     def __init__(self, server: McpServer, session: Any, told: Any) -> None:
         self._server = server
         self._session = session
-        self._spec = ToolSpec(told.name, told.description or "", dict(told.input_schema))
+        self._name = str(told.name)
+        schema = server.secrets.hidden(json.dumps(dict(told.input_schema), ensure_ascii=False))
+        words = server.secrets.hidden(told.description or "")
+        self._spec = ToolSpec(server.secrets.hidden(self._name), words, json.loads(schema))
         self._only_reads = bool(told.annotations and told.annotations.read_only_hint)
 
     @property
@@ -182,7 +214,7 @@ class McpTool:
         """Ask the server; see `Tool`. Only a tool that says that it only reads is answered from the cache."""
         from mcp.shared.exceptions import MCPError
 
-        server, name = self._server, self._spec.name
+        server, name = self._server, self._name
         call = json.dumps([name, arguments], sort_keys=True)
         if self._only_reads and (known := server.cache.get(call)) is not None:
             return known

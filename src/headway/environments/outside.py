@@ -10,20 +10,26 @@ never told to the policy, let alone rewarded.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import html
+import json
 import os
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, quote_plus, urlsplit
 
 from headway.core.clock import stopwatch
-from headway.core.errors import ToolError
-from headway.core.settings import setting
+from headway.core.errors import EnvironmentSetupError, ToolError
+from headway.core.settings import Problem, setting
+from headway.environments.arguments import read_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _BLOT = "[secret]"
 _SHORT = 4  # a secret of fewer characters stands in any text, and blotting it out would tell it
+_LINE = 16  # a line of a longer secret, such as a private key, is blotted out by itself from here on
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +53,13 @@ class Secrets:
         variables: what each is called where it is used -> the environment variable that holds it, after
             words that stand before it, as in "Bearer SEARCH_KEY".
         owner: of the tool, for messages.
+        in_headers: they become headers, which are one line of ASCII.
     """
 
-    def __init__(self, variables: Mapping[str, str], owner: str) -> None:
+    def __init__(self, variables: Mapping[str, str], owner: str, *, in_headers: bool = True) -> None:
         self._variables = dict(variables)
         self._owner = owner
+        self._in_headers = in_headers
 
     def values(self) -> dict[str, str]:
         """Return the secrets; raise ToolError when one is not there."""
@@ -64,16 +72,74 @@ class Secrets:
                     f"{self._owner} needs the environment variable {variable}",
                     remedy="Set it where Headway is started",
                 )
+            if self._in_headers and not (value.isascii() and value.isprintable()):
+                raise ToolError(  # else the client would say so, and the value with it
+                    f"{self._owner} sends {variable} as a header, so it must be one line of ASCII",
+                    remedy="Set it to the key alone, without quotes and line breaks",
+                )
             found[name] = f"{before}{space}{value}"
         return found
 
     def hidden(self, text: str) -> str:
-        """Return a text without the secrets."""
+        """Return a text without the secrets, as they are and as JSON, a URL or HTML would write them."""
         for form in self._variables.values():
             value = os.environ.get(form.rpartition(" ")[2], "").strip()
-            if len(value) >= _SHORT:
-                text = text.replace(value, _BLOT)
+            for written in _written(value):
+                if written in text:
+                    text = text.replace(written, _BLOT)
         return text
+
+
+def _written(value: str) -> Iterator[str]:
+    """Yield the forms in which a service may repeat a secret, longest first."""
+    parts = {value, *(line.strip() for line in value.splitlines() if len(line.strip()) >= _LINE)}
+    forms: set[str] = set()
+    for part in parts:
+        for plain in (json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1], repr(part)[1:-1]):
+            forms |= {plain, plain.replace("/", "\\/")}
+        forms |= {part, quote(part, safe=""), quote(part), quote_plus(part), html.escape(part)}
+    yield from sorted((form for form in forms if len(form) >= _SHORT), key=lambda form: (-len(form), form))
+
+
+def must_hold(settings: Any, owner: str) -> None:
+    """Check settings that were made in Python, which nobody has looked at.
+
+    Raises EnvironmentSetupError that names the first field that is wrong.
+    """
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    problems = read_arguments(owner, type(settings), values)[1]
+    if problems:
+        first = problems[0]
+        remedy = first.remedy or "See docs/tools.md"
+        raise EnvironmentSetupError(f"{first.key} of {owner} {first.rule}", value=first.value, remedy=remedy)
+
+
+def limits_of(given: Mapping[str, Any], owner: str) -> OutsideLimits:
+    """Return limits; raise EnvironmentSetupError that names the first one that is none."""
+    found, problems = read_arguments(owner, OutsideLimits, given)
+    if found is None:
+        known = ", ".join(field.name for field in dataclasses.fields(OutsideLimits))
+        raise EnvironmentSetupError(
+            f"limits of {owner} must be some of {known}, each within its bounds: {problems[0].key} is not",
+            value=problems[0].value,
+            remedy="See docs/tools.md",
+        )
+    return found
+
+
+def address_problems(url: str) -> list[Problem]:
+    """Say when an address holds a secret, or is none."""
+    try:
+        parts = urlsplit(url)
+        is_one = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return [Problem("url", None, "must be an address", "As in https://search.example/v1/query")]
+    if parts.username is not None or parts.password is not None:
+        rule = "must hold no name or password: settings are shown and kept"
+        return [Problem("url", None, rule, 'Put them into secrets, as in {"Authorization": "Basic MY_KEY"}')]
+    if not is_one:
+        return [Problem("url", url, "must name a host", "As in https://search.example/v1/query")]
+    return []
 
 
 class Pace:

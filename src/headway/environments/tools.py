@@ -194,9 +194,14 @@ async def _called(tools: Mapping[str, Tool], call: ToolCall) -> tuple[str, bool]
         guess = did_you_mean(nearest(call.name, tools)) or f"There are {', '.join(tools)}."
         return f"Error: there is no tool {call.name[:80]}. {guess}", True
     try:
-        return await tools[call.name].run(json.loads(call.arguments)), False
+        return _whole(await tools[call.name].run(json.loads(call.arguments))), False
     except ToolRefusal as refusal:
-        return shortened(f"Error: {refusal}", DEFAULT_MAX_CHARS), True
+        return _whole(shortened(f"Error: {refusal}", DEFAULT_MAX_CHARS)), True
+
+
+def _whole(text: str) -> str:
+    """Return a text without halves of characters, which a service's JSON may hold and no tokenizer takes."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _by_name(tools: Callables) -> dict[str, Tool]:
@@ -217,11 +222,11 @@ def as_text(value: Any) -> str:
     if value is None:
         return "Done."
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
+        return _whole(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(cast("Any", value))
     try:
-        return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
+        return _whole(json.dumps(value, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise EnvironmentFault(f"a tool must return text or what JSON has: {error}") from error
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from headway.core.errors import ContextFullError
 from headway.core.protocols import Completion, Completions
 from headway.gateway import reading, writing
 from headway.gateway.faults import ApiError
@@ -64,6 +65,13 @@ def read_call(request: Request, session: Session, settings: GatewaySettings) -> 
         body |= cast("Json", sampling)
     asked = reading.asked(body, settings)
     of = session.completions
+    for name in ("messages", "tools"):  # each takes a token at least, and rendering many takes seconds
+        found: Any = body.get(name)
+        if isinstance(found, list) and len(cast("list[Any]", found)) > of.max_context_tokens:
+            most = of.max_context_tokens
+            raise ContextFullError(
+                f"{len(cast('list[Any]', found))} {name} must fit into a context of {most} tokens"
+            )
     digest = hashlib.blake2b(path.encode() + request.body, digest_size=16).digest()
     limits: dict[str, Any] = {"max_tokens": asked.max_tokens, "stop": asked.stop}
     if path == _CHAT:

@@ -84,7 +84,10 @@ class Exchange:
             return None
 
     def _too_large(self) -> ApiError:
-        rule = f"a request's body may have {self._max_body_bytes} bytes (gateway.max_request_mb)"
+        rule = (
+            f"a request's body may have {self._max_body_bytes} bytes: gateway.max_request_mb, and out of a "
+        )
+        rule += "sandbox 512 for each token of the context, 1 MiB at least"
         return ApiError(413, rule, code="request_too_large")
 
     async def gone(self) -> None:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("headway.gateway")
 _PORTS = range(20_000, 30_000)  # a worker that is started anew tries to have its port again
 _HOST = "127.0.0.1"
+_LEAST_BYTES = 1 << 20
+_BYTES_A_TOKEN = 512  # of a body, generously: reading one holds up all rollouts of this worker
 
 
 class Gateway:
@@ -146,7 +148,7 @@ class Gateway:
     ) -> None:
         """Serve one connection; `bound` is the only session that it may reach, None to go by the key."""
         self._writers.add(writer)
-        exchange = Exchange(reader, writer, self._settings.max_request_mb << 20)
+        exchange = Exchange(reader, writer, self._longest_bytes(bound))
         try:
             while True:
                 try:
@@ -172,6 +174,13 @@ class Gateway:
         finally:
             self._writers.discard(writer)
             writer.close()
+
+    def _longest_bytes(self, bound: Session | None) -> int:
+        """Return how long a body may be: out of a sandbox, no longer than a context could hold."""
+        most = self._settings.max_request_mb << 20
+        if bound is None:
+            return most
+        return min(most, max(_LEAST_BYTES, bound.completions.max_context_tokens * _BYTES_A_TOKEN))
 
     async def _serve(self, exchange: Exchange, request: Request, bound: Session | None, began: float) -> None:
         """Answer one request.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headway.core.protocols import Completion, Completions
     from headway.gateway.http import Request
 
+_MAX_AT_ONCE = 64  # requests of one session that are asked of the policy; more wait
 _MAX_UNDELIVERED = 8  # answers of one session that no client took
 _MAX_ENDED = 10_000  # sessions whose end is remembered
 
@@ -20,7 +21,7 @@ _MAX_ENDED = 10_000  # sessions whose end is remembered
 class Session:
     """One rollout."""
 
-    __slots__ = ("_undelivered", "completions", "key", "name", "tasks", "why")
+    __slots__ = ("_undelivered", "completions", "key", "name", "places", "tasks", "why")
 
     def __init__(self, completions: Completions, name: str) -> None:
         self.completions = completions
@@ -28,6 +29,7 @@ class Session:
         self.key = f"hw-{secrets.token_urlsafe(24)}"
         self.why = ""  # it has ended
         self.tasks: set[asyncio.Task[Completion | Exception]] = set()  # answers that are awaited
+        self.places = asyncio.Semaphore(_MAX_AT_ONCE)
         self._undelivered: OrderedDict[bytes, Completion] | None = None
 
     async def end(self, why: str) -> None:

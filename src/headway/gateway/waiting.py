@@ -35,7 +35,7 @@ async def awaited(
 
     Raises ApiError for what the client is to be told instead, ClientGoneError when it has left.
     """
-    asking = group.create_task(_contained(call))
+    asking = group.create_task(_contained(call, session))
     leaving = group.create_task(exchange.gone())
     session.tasks.add(asking)
     try:
@@ -65,10 +65,11 @@ async def awaited(
     return answer
 
 
-async def _contained(call: Call) -> Completion | Exception:
+async def _contained(call: Call, session: Session) -> Completion | Exception:
     """Return what asking raises: that is the client's to know, and no end of the gateway."""
     try:
-        return await call.ask()
+        async with session.places:  # a flood of one rollout's requests is no flood of the engine
+            return await call.ask()
     except Exception as error:
         return error
 

@@ -130,7 +130,10 @@ def _call(value: Any) -> tuple[str, str]:
         given = _loaded(given)
     if not isinstance(given, dict):
         raise _CallError(f'"{_ARGUMENTS[0]}" of {name} must be a JSON object, not {_shortened(given)}')
-    arguments = json.dumps(given, ensure_ascii=False)
+    try:
+        arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:  # 1e999
+        raise _CallError(f"a number of {_shortened(name)} is too large") from error
     if arguments.count("[") + arguments.count("{") > _MAX_DEPTH and _too_deep(given):
         raise _CallError(f"the arguments of {_shortened(name)} are more than {_MAX_DEPTH} levels deep")
     try:

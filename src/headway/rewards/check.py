@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from numbers import Integral, Real
+from typing import cast
 
 from headway.core.errors import RewardFault
 from headway.core.records import Reward
@@ -29,7 +30,7 @@ def checked(reward: object, num_turns: int | None = None) -> Reward:
     score = number(reward.score)
     if score is None or not is_finite(score):
         raise RewardFault("a reward's score must be a finite number", value=repr(reward.score))
-    given: dict[str, object] = {**reward.metrics}
+    given, reasons, values = _parts(reward)
     metrics: dict[str, float] = {}
     for name, value in given.items():
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -38,20 +39,45 @@ def checked(reward: object, num_turns: int | None = None) -> Reward:
         if metric is None:
             raise MalformedRewardFault(f"a reward's metric {name} must be a number", value=repr(value))
         metrics[name] = metric
-    if not all(isinstance(reason, str) for reason in reward.reasons):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise MalformedRewardFault("the reasons of a reward must be strings", value=repr(reward.reasons))
+    if not all(isinstance(reason, str) for reason in reasons):
+        raise MalformedRewardFault("the reasons of a reward must be strings", value=repr(reasons))
     turns: list[float] = []
-    for value in reward.turns:
+    for value in values:
         turn = number(value)
         if turn is None or not is_finite(turn):
-            raise RewardFault("the rewards of turns must be finite numbers", value=repr(tuple(reward.turns)))
+            raise RewardFault("the rewards of turns must be finite numbers", value=repr(values))
         turns.append(turn)
     if turns and num_turns is not None and len(turns) != num_turns:
         rule = f"a reward has no rewards of turns, or one for each of the {num_turns} answers"
         raise MalformedRewardFault(rule, value=len(turns))
-    if _are_plain([reward.score, *given.values(), *reward.turns]):
+    if _are_plain([reward.score, *given.values(), *values]):
         return reward
     return replace(reward, score=score, metrics=metrics, turns=tuple(turns))
+
+
+def _parts(reward: Reward) -> tuple[dict[str, object], tuple[object, ...], tuple[object, ...]]:
+    """Return metrics, reasons and rewards of turns; whoever wrote them may have put anything there."""
+    found: tuple[object, object, object] = reward.metrics, reward.reasons, reward.turns
+    metrics, reasons, turns = found
+    if isinstance(reasons, str):
+        rule = "the reasons of a reward must be a tuple of strings, not one string"
+        raise MalformedRewardFault(rule, value=repr(reasons[:80]), remedy='Write ("because",), with a comma')
+    if not isinstance(metrics, dict):
+        rule = "the metrics of a reward must be a dict of numbers by name"
+        raise MalformedRewardFault(
+            rule, value=type(metrics).__name__, remedy="Leave them out where there are none"
+        )
+    for name, value in (("reasons", reasons), ("turns", turns)):
+        if not isinstance(value, (tuple, list)):
+            rule = f"the {name} of a reward must be a tuple"
+            raise MalformedRewardFault(
+                rule, value=type(value).__name__, remedy="Leave them out where there are none"
+            )
+    return (
+        {**cast("dict[str, object]", metrics)},
+        tuple(cast("tuple[object, ...]", reasons)),
+        tuple(cast("tuple[object, ...]", turns)),
+    )
 
 
 def number(value: object) -> int | float | None:

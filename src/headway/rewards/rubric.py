@@ -17,7 +17,7 @@ from headway.core.errors import EnvironmentSetupError
 from headway.core.records import Reward
 from headway.rewards.calls import call
 from headway.rewards.case import Case, arguments, as_reward, prefixed, wanted
-from headway.rewards.check import checked
+from headway.rewards.check import MalformedRewardFault, checked
 
 if TYPE_CHECKING:
     from headway.core.protocols import Outcome, Sandbox
@@ -51,8 +51,8 @@ class Part:
 class Rubric:
     """Weighted reward functions.
 
-    Raises EnvironmentSetupError for two parts of one name, a weight that is not finite, or a function with a
-    parameter that nothing is known for.
+    Raises EnvironmentSetupError for two parts of one name, a weight or limit that is not finite, or a
+    function with a parameter that nothing is known for.
     """
 
     def __init__(self, *parts: Part | Callable[..., Any]) -> None:
@@ -62,9 +62,12 @@ class Rubric:
             rule = "a rubric must have parts, each with a name of its own"
             raise EnvironmentSetupError(rule, value=labels, remedy="Write Part(function, name=...)")
         for part in self.parts:
-            if not math.isfinite(part.weight):
-                rule = f"the weight of {part.label} must be finite"
-                raise EnvironmentSetupError(rule, value=part.weight, remedy="Use 0 for a metric only")
+            for what, value in (("weight", part.weight), ("timeout_s", part.timeout_s)):
+                if not _is_finite(value):
+                    rule = f"the {what} of {part.label} must be a finite number"
+                    raise EnvironmentSetupError(
+                        rule, value=value, remedy="A weight of 0 is for a metric only"
+                    )
         self._wanted = [wanted(part.label, part.function) for part in self.parts]
 
     async def score(self, task: Task, outcome: Outcome, sandbox: Sandbox) -> Reward:
@@ -97,9 +100,18 @@ def summed(rewards: list[tuple[Part, Reward]]) -> Reward:
         reasons += [f"{part.label}: {reason}" for reason in reward.reasons or (f"{reward.score:g}",)]
         if reward.turns:
             own = [part.weight * value for value in reward.turns]
+            if turns and len(turns) != len(own):
+                rule = (
+                    f"the parts of a rubric must reward as many turns each; {part.label} rewards {len(own)}"
+                )
+                raise MalformedRewardFault(rule, value=len(turns), remedy="Return one number for each answer")
             turns = [mine + theirs for mine, theirs in zip(turns, own, strict=True)] if turns else own
     score = math.fsum(part.weight * reward.score for part, reward in rewards)
     return checked(Reward(score, tuple(reasons), metrics, tuple(turns)))
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 async def all_of(work: list[Any]) -> list[Any]:

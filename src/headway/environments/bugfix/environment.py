@@ -98,7 +98,15 @@ class Bugfix:
         self._settings = settings
         self._seed = seed
         self._folder = Path(settings.tasks).expanduser().parent
-        self._rows = {row.instance_id: row for row in read_rows(Path(settings.tasks).expanduser())}
+        rows = read_rows(Path(settings.tasks).expanduser())
+        if (unjudged := next((row for row in rows if not row.fail_to_pass), None)) is not None:
+            raise EnvironmentSetupError(
+                "a task must have a test in FAIL_TO_PASS: without one nothing tells whether it is solved",
+                value=unjudged.instance_id,
+                key="environment.args.tasks",
+                remedy="Leave the line out, or make the tasks again (docs/bugfix.md)",
+            )
+        self._rows = {row.instance_id: row for row in rows}
         self._trees: dict[str, Tree] = {}  # of packages, without bugs
         self._functions: dict[tuple[str, str], list[Function]] = {}  # of their files
         self.stop_strings = ("\n```\n",) if max(settings.levels) < 3 else ()  # the closing fence

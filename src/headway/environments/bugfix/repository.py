@@ -38,16 +38,22 @@ text = text.replace(job["old"], job["new"])
 with open(job["path"], "w", encoding="utf-8", newline="") as file: file.write(text)
 """
 
-# Says which Python files are not as known, and which are gone. Reads {path: hash}.
+# Says which Python files are not as known, and which are gone. Reads {path: hash}. What is no regular file,
+# is too long, cannot be read or has a name that is no text is gone: whoever works here may leave anything.
 _CHANGED = """
-import hashlib, json, os, sys
+import hashlib, json, os, stat, sys
 known, left, changed, hashes = json.load(sys.stdin), int(sys.argv[1]), {}, {}
 for folder, folders, names in os.walk("."):
     folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
     for name in names:
         path = os.path.normpath(os.path.join(folder, name))
-        if not name.endswith(".py") or os.path.islink(path): continue
-        with open(path, "rb") as file: data = file.read()
+        if not name.endswith(".py"): continue
+        try:
+            path.encode()
+            about = os.lstat(path)
+            if not stat.S_ISREG(about.st_mode) or about.st_size > 1 << 24: continue
+            with open(path, "rb") as file: data = file.read()
+        except (OSError, UnicodeError): continue
         hashes[path] = hashlib.sha256(data).hexdigest()
         if known is not None and known.get(path) != hashes[path] and len(data) <= left:
             try: changed[path] = data.decode("utf-8")
@@ -85,7 +91,7 @@ def tools(sandbox: Sandbox, layout: Layout, command_s: float) -> list[FunctionTo
             first: first line, from 1.
             last: last line.
         """
-        lines = _stdout(await asked("cat", "--", _inside(path))).splitlines()
+        lines = _stdout(await asked("cat", "--", _inside(path))).removesuffix("\n").split("\n")
         last = min(last, first + _MAX_LINES - 1, len(lines))
         shown = [f"{number}: {lines[number - 1]}" for number in range(max(1, first), last + 1)]
         return "\n".join([*shown, *([f"({len(lines)} lines)"] if last < len(lines) else [])])

@@ -18,12 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.core.errors import EnvironmentSetupError
+from headway.core.errors import EnvironmentSetupError, UserError
+from headway.core.json_lines import json_object, text_lines
 from headway.environments.bugfix.mutations import Mutation, apply
 
 if TYPE_CHECKING:
     from headway.environments.bugfix.sources import Package, Tree
 
+RUNNERS = ("pytest", "unittest")
 TASKS, RECIPES, PACKAGES = "tasks.jsonl", "recipes.jsonl", "packages.json"
 
 
@@ -117,23 +119,23 @@ def read_rows(path: Path) -> list[Row]:
 
     Raises EnvironmentSetupError when there is none, and naming the first line that is no task.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeError) as error:
-        rule = f"a file of tasks must be there and be text: {error}"
-        remedy = "Make one with `headway env make bugfix` (docs/bugfix.md)"
-        raise EnvironmentSetupError(rule, value=str(path), remedy=remedy) from error
     rows: list[Row] = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
+    try:
+        for number, line in text_lines(path, "environment.args.tasks"):
             try:
-                rows.append(row_of(json.loads(line)))
-            except (ValueError, KeyError, TypeError) as error:
+                rows.append(row_of(json_object(line)))
+            except (ValueError, KeyError, TypeError, UserError) as error:
                 said = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
                 rule = f"line {number} of a file of tasks must be a task: {said}"
                 raise EnvironmentSetupError(
                     rule, value=str(path), remedy="Mend the line, or make the tasks again (docs/bugfix.md)"
                 ) from error
+    except EnvironmentSetupError:
+        raise
+    except UserError as error:
+        rule = f"a file of tasks must be there and be text: {error.rule}"
+        remedy = "Make one with `headway env make bugfix` (docs/bugfix.md)"
+        raise EnvironmentSetupError(rule, value=str(path), remedy=remedy) from error
     if not rows:
         raise EnvironmentSetupError(
             "a file of tasks must hold at least one",
@@ -148,7 +150,7 @@ def row_of(data: Mapping[str, Any]) -> Row:
 
     Raises KeyError, TypeError or ValueError for what is none.
     """
-    return Row(
+    row = Row(
         instance_id=str(data["instance_id"]),
         repo=str(data["repo"]),
         version=str(data.get("version", "")),
@@ -166,6 +168,15 @@ def row_of(data: Mapping[str, Any]) -> Row:
         bugs=tuple(Bug(**bug) for bug in data.get("bugs", ())),
         image=str(data.get("image") or data.get("image_name") or data.get("docker_image") or ""),
     )
+    if row.runner not in RUNNERS:  # the sandbox would know no test of it
+        raise ValueError(f"runner must be one of {', '.join(RUNNERS)}, not {row.runner!r}")
+    for test in (*row.fail_to_pass, *row.pass_to_pass):
+        if not test or test.startswith("-") or "\0" in test:
+            raise ValueError(f"{test!r} is no name of a test")
+    for bug in row.bugs:
+        if not isinstance(bug.path, str) or not all(type(at) is int for at in (bug.start, bug.end, bug.line)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError("a bug must have a path, and integers as start, end and line")
+    return row
 
 
 def _tests(found: object) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def shown(data: bytes, function: Function, *, marked: int = 0) -> str:
         function: in it.
         marked: the line to mark, from 1; 0 numbers all lines instead, from 1 at the function's first.
     """
-    lines = data.decode().splitlines()[function.first - 1 : function.last]
+    lines = data.decode().split("\n")[function.first - 1 : function.last]  # splitlines knows other ends too
     indent = len(lines[0]) - len(lines[0].lstrip())
     plain = [line[indent:] if not line[:indent].strip() else line for line in lines]
     if marked:

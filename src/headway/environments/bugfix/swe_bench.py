@@ -159,7 +159,10 @@ class SweBench:
         if not files:
             return checked(Reward(0.0, ("nothing was changed",)))
         await self._begin(row, sandbox)
+        of_tests = _touched(row.test_patch)
         for path, text in files.items():
+            if path in of_tests:  # as in the repository, or the patch would not apply
+                continue
             if text is None:
                 await sandbox.exec(["rm", "-f", "--", path])
             else:
@@ -200,6 +203,17 @@ class SweBench:
 
     def _image(self, row: Row) -> str:
         return self._settings.image.format(image=row.image, instance_id=row.instance_id)
+
+
+def _touched(patch: str) -> set[str]:
+    """Return the files that a patch changes, makes or deletes."""
+    lines = (
+        line.removeprefix(mark)
+        for line in patch.splitlines()
+        for mark in ("--- a/", "+++ b/")
+        if line.startswith(mark)
+    )
+    return {line.partition("\t")[0].strip() for line in lines}
 
 
 def _usable(tasks: str) -> list[Row]:

@@ -65,6 +65,9 @@ def check_answer(verifier: str, value: Any) -> None:
         rule = "the right answer must be a text or a number"
         remedy = "Name another column (environment.args.answer), or judge it by your own function"
         raise UserError(rule, value=type(value).__name__, remedy=remedy)
+    if verifier != "python-tests" and not str(value).strip():  # regex would be right always, contains never
+        remedy = "Leave the row out, or judge it by your own function"
+        raise UserError("the right answer must not be empty", value=value, remedy=remedy)
     if verifier == "number" and _number(value) is None:
         shown = value if len(str(value)) <= 60 else f"{str(value)[:57]}..."
         remedy = "It must be finite too: mend the row, or use another reward"

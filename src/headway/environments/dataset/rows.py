@@ -18,6 +18,7 @@ from headway.environments.dataset.settings import HUB
 
 MAX_PROBLEMS = 10  # told at once
 _JSON = (".jsonl", ".ndjson", ".json")
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
 _KEY = "environment.args."
 
 
@@ -104,6 +105,9 @@ def read_rows(data: str, split: str, default_split: str, hub_config: str, revisi
         if not path.is_file():
             list(text_lines(path, _KEY + key))  # says why not
         return _from_parquet(path, [path], _KEY + key)
+    if path.suffix in _PACKED:
+        rule = "the data must be unpacked: a .jsonl or .parquet file, or a folder of one of these forms"
+        raise EnvironmentSetupError(rule, value=data, remedy="Unpack it, with gunzip say", key=_KEY + key)
     raise EnvironmentSetupError(
         "the data must be a .jsonl or .parquet file, a folder of one of these forms, or hf:OWNER/NAME",
         value=data,
@@ -122,9 +126,8 @@ def _from_parquet(name: Path, files: list[Path], key: str) -> Rows:
     try:
         table: Any = pa.concat_tables([pq.read_table(file) for file in files])
     except (OSError, pa.ArrowException) as error:
-        raise EnvironmentSetupError(
-            f"the Parquet file cannot be read: {error}", value=str(name), remedy="Write it again", key=key
-        ) from None
+        rule = f"the Parquet file cannot be read: {' '.join(str(error).split())}"
+        raise EnvironmentSetupError(rule, value=str(name), remedy="Write it again", key=key) from None
 
     def take(index: int) -> dict[str, Any]:
         return table.slice(index, 1).to_pylist()[0]

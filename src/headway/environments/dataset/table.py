@@ -100,7 +100,7 @@ class Table:
         if name not in row:
             raise UserError(f"a row must have the column {name}", value=list(row), remedy=_near(name, row))
         value: Any = row[name]
-        if isinstance(value, str) and value:
+        if isinstance(value, str) and value.strip():
             return [Message("user", value)]
         if isinstance(value, list) and value:
             entries = cast("list[Any]", value)

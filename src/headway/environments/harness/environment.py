@@ -12,8 +12,8 @@ from __future__ import annotations
 import random
 import shlex
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.errors import EnvironmentFault, EnvironmentSetupError, SandboxError
@@ -29,7 +29,20 @@ if TYPE_CHECKING:
 
 _PROMPT_FILE = ".prompt.txt"
 _MAX_FILES = 10_000  # that are collected
+_MAX_DEPTH = 120  # of their folders
+_AT_ONCE = 200  # paths of one command
 _GRACE_S = 10.0  # of a command that is ended
+
+# Takes away what stands where files are to be put: links and files in the place of folders, and anything else
+# in the place of the files themselves. Its arguments are paths, folders before what they hold.
+_CLEAR = """
+for path; do
+    case "$path" in
+        */) if [ -L "${path%/}" ] || [ ! -d "$path" ]; then rm -rf -- "${path%/}"; fi ;;
+        *) rm -rf -- "$path" ;;
+    esac
+done
+"""
 
 
 class Harness:
@@ -156,12 +169,14 @@ class Harness:
         at, most_mb = shlex.quote(settings.collect), settings.max_collected_mb
         look = f"""test -e {at} || exit 3
         test "$(du -sk {at} | cut -f1)" -lt {most_mb * 1024 - 1024} || exit 4
-        test "$(find {at} | head -n {_MAX_FILES} | wc -l)" -lt {_MAX_FILES} || exit 5"""
+        test "$(find {at} | head -n {_MAX_FILES} | wc -l)" -lt {_MAX_FILES} || exit 5
+        test -z "$(find {at} -mindepth {_MAX_DEPTH} | head -c 1)" || exit 6"""
         found = await sandbox.exec(["sh", "-c", look], limits=ExecLimits(settings.test_timeout_s))
         return {
             3: f"it left no {settings.collect}",
             4: f"it left more than {most_mb} MiB (max_collected_mb)",
             5: f"it left more than {_MAX_FILES} files",
+            6: f"it left folders more than {_MAX_DEPTH} deep",
         }.get(found.rc if found.rc is not None else 0, "")
 
     async def score(self, task: Task, outcome: Outcome, sandbox: Sandbox) -> Reward:
@@ -170,9 +185,8 @@ class Harness:
         ended = f"the program ended by {data['cause']}, rc {data['rc']}"
         if data.get("lost"):
             return Reward(0.0, (str(data["lost"]), ended), {"program_failed": float(data["rc"] != 0)})
-        await sandbox.upload(".", b64decode(data["files"]))
-        if row.get("test_files"):
-            await sandbox.upload(".", archive(row["test_files"]))
+        if why_not := await self._put(sandbox, row, b64decode(data["files"])):
+            return Reward(0.0, (why_not, ended), {"program_failed": float(data["rc"] != 0)})
         result = await sandbox.exec(self._test(row), limits=ExecLimits(settings.test_timeout_s))
         passed = result.rc == 0
         said = (result.stdout + result.stderr).strip()[-300:]
@@ -182,6 +196,22 @@ class Harness:
         if data["rc"] != 0 and last:  # a program that fell over is mostly a mistake of whoever wrote it
             ended += f", saying {last!r}"
         return Reward(float(passed), (reason, ended), {"program_failed": float(data["rc"] != 0)})
+
+    async def _put(self, sandbox: Sandbox, row: Row, left: bytes) -> str:
+        """Put what the program left there, and the hidden files; return why what it left forbids that."""
+        hidden = row.get("test_files", {})
+        try:
+            await sandbox.upload(".", left)
+            if hidden:
+                places = _in_order(hidden)
+                for at in range(0, len(places), _AT_ONCE):
+                    await sandbox.exec(["sh", "-c", _CLEAR, "sh", *places[at : at + _AT_ONCE]])
+                await sandbox.upload(".", archive(hidden))
+        except SandboxError as error:
+            if (await sandbox.exec(["true"])).rc != 0:  # which raises where the sandbox is lost
+                raise
+            return f"what it left cannot be put into a sandbox: {error.rule}"
+        return ""
 
     def _test(self, row: Row) -> list[str]:
         own = row.get("test")
@@ -194,3 +224,11 @@ class Harness:
             "stderr": result.stderr[-most:] if most else "",
         }
         return {"rc": result.rc, "cause": result.cause, **shown}
+
+
+def _in_order(files: Mapping[str, str]) -> list[str]:
+    """Return paths and the folders above them, which end in a slash, folders first."""
+    paths = [PurePosixPath(path) for path in files]
+    folders = {folder for path in paths for folder in path.parents if folder.parts}
+    above = sorted(folders, key=lambda folder: len(folder.parts))
+    return [*(f"./{folder}/" for folder in above), *(f"./{path}" for path in paths)]
