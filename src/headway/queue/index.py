@@ -40,6 +40,7 @@ class Index:
         self._deadlines = state.deadlines
         self.train: dict[Shelf, dict[str, GroupState]] = {shelf: {} for shelf in _SHELVES}
         self.evals: dict[Shelf, dict[str, GroupState]] = {shelf: {} for shelf in _SHELVES}
+        self.rollouts: dict[str, tuple[GroupState, RolloutState]] = {}  # of all groups, by rollout
         self.complete: dict[str, GroupState] = {}  # running, and every rollout scored or lost
         self.met: dict[str, GroupState] = {}  # running, and as many scored as it needs, but not complete
         self.parked: dict[str, RolloutState] = {}  # rollouts that hold no engine memory
@@ -64,12 +65,14 @@ class Index:
     def add(self, group: GroupState) -> None:
         """Take in a group with its rollouts."""
         for rollout in group.rollouts:
+            self.rollouts[rollout.id] = (group, rollout)
             self._count(group, rollout, 1)
         self._shelve(group)
 
     def remove(self, group: GroupState) -> None:
         """Forget a group."""
         for rollout in group.rollouts:
+            del self.rollouts[rollout.id]
             self._count(group, rollout, -1)
         self._unshelve(group)
 

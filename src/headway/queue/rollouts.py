@@ -41,8 +41,8 @@ def progress(ctx: Context, rollout: RolloutState) -> None:
     """An answer or a tool call ended: the idle deadline starts again, within the total limit."""
     key = f"rollout:{rollout.id}"
     if key in ctx.state.deadlines:
-        limit = _total_limit(ctx, rollout)
-        ctx.index.expect(key, min(ctx.now + ctx.settings.rollout_timeout_s, limit))
+        at_s, limit_s = ctx.now + ctx.settings.rollout_timeout_s, _total_limit(ctx, rollout)
+        ctx.index.expect(key, at_s if at_s < limit_s else limit_s)
 
 
 def turn_ended(ctx: Context, group: GroupState, rollout: RolloutState, event: TurnEnded) -> None:
