@@ -239,11 +239,6 @@ class SimRollouts:
         rollout.recomputed_tokens = turn.recomputed_tokens
         rollout.ask(turn.answer_tokens)
 
-    def _ask_turn(self, rollout: SimRollout) -> None:
-        self._want(rollout)
-        if not rollout.parked:
-            self._submit(rollout)
-
     def _submit(self, rollout: SimRollout) -> None:
         if rollout.over or rollout.parked or not rollout.asks:
             return
@@ -312,7 +307,8 @@ class SimRollouts:
         if rollout.turn >= len(rollout.plan.turns):
             self._end(rollout)
         else:
-            self._ask_turn(rollout)
+            self._want(rollout)
+            self._submit(rollout)
 
     # --- tools and sandboxes
 
