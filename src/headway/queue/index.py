@@ -25,7 +25,6 @@ _SHELVES: tuple[Shelf, ...] = (
     "dormant",
 )
 ADMITTED: tuple[Shelf, ...] = ("requested", "running", "signalling")
-OVER = ("scored", "lost")  # stations of a running group's rollouts that wait for nothing more
 _HEAP_SLACK = 64  # dead entries that the heap of deadlines may hold beside as many as it has live ones
 
 
@@ -169,9 +168,11 @@ class Index:
     def _look(self, group: GroupState) -> None:
         self.complete.pop(group.id, None)
         self.met.pop(group.id, None)
-        if all(rollout.station in OVER for rollout in group.rollouts):
+        stations = [rollout.station for rollout in group.rollouts]
+        num_scored = stations.count("scored")
+        if num_scored + stations.count("lost") == len(stations):
             self.complete[group.id] = group
-        elif 0 < group.target <= sum(rollout.station == "scored" for rollout in group.rollouts):
+        elif 0 < group.target <= num_scored:
             self.met[group.id] = group
 
     def _count(self, group: GroupState, rollout: RolloutState, sign: int) -> None:
