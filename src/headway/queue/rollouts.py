@@ -50,9 +50,9 @@ def turn_ended(ctx: Context, group: GroupState, rollout: RolloutState, event: Tu
     rollout.num_turns, rollout.num_losses = event.turn + 1, 0
     rollout.last_sign = f"the end of answer {event.turn}"
     spans, new = rollout.spans, event.spans
-    if spans and len(new) == 1 and spans[-1][:2] == new[0][:2] and not rollout.num_unfinished:
-        last = spans[-1]
-        spans[-1] = VersionSpan(last[0], last[1], last[2] + new[0][2])
+    last, first = spans[-1] if spans else None, new[0] if len(new) == 1 else None
+    if last and first and last[0] == first[0] and last[1] == first[1] and not rollout.num_unfinished:
+        spans[-1] = VersionSpan(last[0], last[1], last[2] + first[2])
     else:
         before = without_last(spans, rollout.num_unfinished)
         rollout.spans, rollout.num_unfinished = merge_spans([*before, *new]), 0
