@@ -112,7 +112,7 @@ def test_every_run_ends_conserves_its_rollouts_and_respects_the_bound(
     assert_within_bound(run.entries, queue.queue.bound)
     state = run.scheduler.state
     kept = {rollout.id for group in state.groups.values() for rollout in group.rollouts}
-    assert set(state.moved) <= kept
+    assert set(run.scheduler.index.rollouts) == kept
     for note in all_notes(run.entries, GroupSettled):
         assert note.num_rollouts <= max(queue.queue.group_size, 3)
 

@@ -219,6 +219,7 @@ def looked_up(index: Index) -> dict[str, object]:
     return {
         "train": {shelf: sorted(groups) for shelf, groups in index.train.items()},
         "evals": {shelf: sorted(groups) for shelf, groups in index.evals.items()},
+        "rollouts": {name: (group.id, rollout.id) for name, (group, rollout) in index.rollouts.items()},
         "complete": sorted(index.complete),
         "parked": sorted(index.parked),
         "num_running": index.num_running,

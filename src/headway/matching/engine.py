@@ -73,7 +73,7 @@ def num_replicas(pool: GeneratorPoolSettings) -> int:
     return max(1, (pool.count - pool.prefill_count) // size)
 
 
-_MOST_KNOWN = 4096  # numbers of running requests whose constant parts are remembered
+_MOST_KNOWN = 4096  # numbers of running requests, and of tokens to prefill, whose constants are remembered
 
 
 class RooflineEngine:
@@ -124,6 +124,13 @@ class RooflineEngine:
         self._by_running: dict[
             float, tuple[float, float, float]
         ] = {}  # tokens, weights' bytes, other seconds
+        self._by_prefilled: dict[float, tuple[float, float]] = {}  # seconds of the weights and of the links
+        self._sees_all = model.indexer is None and not model.window_layers
+        index_dim = model.indexer.dim if model.indexer is not None else 0
+        self._index_bytes = model.layers * index_dim / self.cut.kv_shards  # keys, one byte each
+        line_gpus = self.cut.prefill_gpus / self.prefill_lines if self.separate_prefill else self.cut.gpus
+        self._prefill_gpus = line_gpus  # of one line of prefills
+        self._prefill_compute = line_gpus * self._peak * pool.compute_efficiency
         self._verified_share = 1.0 if not model.experts else model.experts_per_token / model.experts
 
     def experts_touched(self, num_tokens: float) -> float:
@@ -143,11 +150,11 @@ class RooflineEngine:
             links_s = self._links_s(batch / self.cut.copies, self.cut.gpus)
             known = self._by_running[num_running] = (batch, weights, links_s + self._fixed_s)
         batch, weights, other_s = known
-        seen = self.model.seen_tokens(resident_tokens / num_running)
+        context = resident_tokens / num_running
+        seen = context if self._sees_all else self.model.seen_tokens(context)
         read = weights + seen * num_running * self.tenants * self._kv_bytes
-        if self.model.indexer is not None:  # its keys, one byte each, of every token
-            index = self.model.layers * self.model.indexer.dim / self.cut.kv_shards
-            read += resident_tokens * self.tenants * index
+        if self._index_bytes:
+            read += resident_tokens * self.tenants * self._index_bytes
         memory_s = read / self._bandwidth
         compute_s = batch * (self._token_flops + self._score_flops * seen) / self._compute
         return (memory_s if memory_s > compute_s else compute_s) + other_s
@@ -157,17 +164,20 @@ class RooflineEngine:
 
         With prefill apart, those of one of its lines, which has `tensor_parallel` accelerators.
         """
-        gpus = self.cut.gpus
-        if self.separate_prefill:
-            gpus = self.cut.prefill_gpus / self.prefill_lines
-        seen = self.model.seen_tokens(context_tokens + num_tokens / 2)
-        flops = num_tokens * (self._token_flops + self._score_flops * seen)
-        compute_s = flops / (gpus * self._peak * self.pool.compute_efficiency)
-        read = self._dense_bytes + self._routed_bytes * self.experts_touched(num_tokens)
-        memory_s = read / (self.accelerator.bandwidth * self.pool.bandwidth_efficiency)
-        # Of several copies of attention each has prompts of its own: one prompt waits for one of them.
-        links_s = self._links_s(num_tokens * self.cut.tensor / gpus, self.cut.gpus)
-        return self.tenants * max(compute_s, memory_s) + links_s + self._fixed_s
+        known = self._by_prefilled.get(num_tokens)
+        if known is None:
+            if len(self._by_prefilled) >= _MOST_KNOWN:
+                self._by_prefilled.clear()
+            read = self._dense_bytes + self._routed_bytes * self.experts_touched(num_tokens)
+            # Of several copies of attention each has prompts of its own: one prompt waits for one of them.
+            links_s = self._links_s(num_tokens * self.cut.tensor / self._prefill_gpus, self.cut.gpus)
+            known = self._by_prefilled[num_tokens] = (read / self._bandwidth, links_s)
+        memory_s, links_s = known
+        context = context_tokens + num_tokens / 2
+        seen = context if self._sees_all else self.model.seen_tokens(context)
+        compute_s = num_tokens * (self._token_flops + self._score_flops * seen) / self._prefill_compute
+        slower_s = memory_s if memory_s > compute_s else compute_s
+        return self.tenants * slower_s + links_s + self._fixed_s
 
     def _links_s(self, tokens: float, gpus: int) -> float:
         """Return the seconds of one iteration's collectives, for so many tokens in each copy of attention."""

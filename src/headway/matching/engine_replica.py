@@ -239,13 +239,14 @@ class Replica:
         """Return how many tokens of its context the prefix cache holds: all but the last one at most."""
         cached = self._cached.pop(request, 0)
         self._num_cached -= cached
-        if not cached and request.group in self._prompts:
-            cached = request.prompt_tokens
-        elif request.group not in self._prompts:
+        if request.group not in self._prompts:
             if len(self._prompts) >= _MAX_PROMPTS:
                 del self._prompts[next(iter(self._prompts))]
             self._prompts[request.group] = None
-        return max(0, min(cached, resident - 1) - request.recomputed_tokens)
+        elif not cached:
+            cached = request.prompt_tokens
+        hit = (cached if cached < resident else resident - 1) - request.recomputed_tokens
+        return hit if hit > 0 else 0
 
     def _evict(self) -> None:
         cached = self._cached
@@ -368,7 +369,8 @@ class Replica:
         num = request.num_left if whole else min(request.num_left - 1, int(passed + _EPSILON))
         self._cut(request, num)
         request.num_left -= num
-        request.decode_s = max(0.0, request.decode_s + now - request.since_s)
+        decode_s = request.decode_s + now - request.since_s
+        request.decode_s = decode_s if decode_s > 0.0 else 0.0
         if whole:
             kept = request.resident + num
             self._cached[request] = kept

@@ -8,10 +8,10 @@ its own, so that simulations with the same seed and other settings compare like 
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from headway.core.codec import dumps
@@ -177,14 +177,14 @@ class SimulatedDriver:
         else:
             self.feed(RunStarted())
         self._start_workers()
-        heap, pop, run = self._heap, heapq.heappop, self.run
+        heap, run = self._heap, self.run
         until = run.num_events + (max_events if stop_after is None else stop_after)
         while run.num_events < until:
             if self.finish is not None:
                 return self.finish
             if not heap:
                 raise DeadlineError(f"the simulation hangs; open waits: {self.run.scheduler.state.deadlines}")
-            at, _, action, argument = pop(heap)
+            at, _, action, argument = heappop(heap)
             self.now_s = at
             if argument is None:
                 action()
@@ -230,7 +230,7 @@ class SimulatedDriver:
     def at(self, delay_s: float, action: Callable[..., None], argument: Any = None) -> None:
         """Do something `delay_s` seconds from now: `action(argument)`, or `action()` without one."""
         self._count += 1
-        heapq.heappush(self._heap, (self.now_s + delay_s, self._count, action, argument))
+        heappush(self._heap, (self.now_s + delay_s, self._count, action, argument))
 
     def feed(self, event: Event) -> None:
         """Let an event happen now and carry out what follows from it."""

@@ -94,7 +94,7 @@ class SimRollout(Request):
         self.turn = 0
         self.num_calls = 0
         self.num_sampled = 0
-        self.spans: list[VersionSpan] = []  # of the answers that ended
+        self.spans: list[VersionSpan] = []  # of the answers that ended, one answer after another
         self.sandbox = ""
         self.hangs = self.ignores_cancel = False
         self.over = self.ended = self.scored = False  # ended: with a payload
@@ -239,11 +239,6 @@ class SimRollouts:
         rollout.recomputed_tokens = turn.recomputed_tokens
         rollout.ask(turn.answer_tokens)
 
-    def _ask_turn(self, rollout: SimRollout) -> None:
-        self._want(rollout)
-        if not rollout.parked:
-            self._submit(rollout)
-
     def _submit(self, rollout: SimRollout) -> None:
         if rollout.over or rollout.parked or not rollout.asks:
             return
@@ -258,12 +253,7 @@ class SimRollouts:
         stage, plan, answer = self._stage, rollout.plan, rollout.answer
         rollout.asks = False
         turn = rollout.turn
-        spans = rollout.spans
-        if len(answer) == 1 and spans and spans[-1][:2] == answer[0][:2]:
-            last = spans[-1]
-            spans[-1] = VersionSpan(last[0], last[1], last[2] + answer[0][2])
-        else:
-            rollout.spans = merge_spans([*spans, *answer])
+        rollout.spans += answer
         context = rollout.context_tokens
         resident = context + (answer[0][2] if len(answer) == 1 else rollout.num_answered)
         rollout.num_sampled += resident - context
@@ -312,7 +302,8 @@ class SimRollouts:
         if rollout.turn >= len(rollout.plan.turns):
             self._end(rollout)
         else:
-            self._ask_turn(rollout)
+            self._want(rollout)
+            self._submit(rollout)
 
     # --- tools and sandboxes
 
@@ -354,7 +345,8 @@ class SimRollouts:
         begun = rollout.answer if rollout.asks else []
         payload = ""
         if self._stage.faults.keeps_partials:
-            payload = f"partial:{rollout.rollout}|{rollout.turn}|{_text(rollout.spans)}|{_text(begun)}"
+            done = merge_spans(rollout.spans)
+            payload = f"partial:{rollout.rollout}|{rollout.turn}|{_text(done)}|{_text(begun)}"
         num_unfinished = sum(span.num_tokens for span in begun)
         told = tuple(merge_spans([*rollout.spans, *begun]))
         event = RolloutParked(rollout.rollout, rollout.attempt, told, payload, cause, num_unfinished)
@@ -364,6 +356,7 @@ class SimRollouts:
         if rollout.over:
             return
         rollout.over = rollout.ended = True
+        rollout.spans = merge_spans(rollout.spans)
         self.replicas[rollout.replica].forget(rollout)
         wrote = rollout.context_tokens - rollout.num_sampled
         self._stage.tell(

@@ -92,10 +92,11 @@ class Tally:
         takes = self._takes
         if (found := takes.get(type(event))) is not None and not _is_ignored(event, said):
             found(t, event)
-        if asked:
-            for command in asked:
-                if type(command) is commands.StartRollout:
-                    self._started(t, command)
+        if not asked and not said:
+            return
+        for command in asked:
+            if type(command) is commands.StartRollout:
+                self._started(t, command)
         for note in said:
             if (found := takes.get(type(note))) is not None:
                 found(t, note)

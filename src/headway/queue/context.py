@@ -62,7 +62,6 @@ class Context:
             self.met(f"rollout:{rollout.id}")
             self.met(f"score:{rollout.id}")
             self.met(f"cancel:{rollout.id}")
-            self.state.moved.pop(rollout.id, None)
         self.met(f"task:{group.id}")
         self.met(f"signal:{group.id}")
 
@@ -80,19 +79,8 @@ class Context:
         self.index.place(group, rollout, station)
 
     def find(self, rollout_id: str) -> tuple[GroupState, RolloutState] | None:
-        """Return a live rollout and its group. Ids are `<group>.<index>`, of the group it started in."""
-        moved = self.state.moved.get(rollout_id) if self.state.moved else None
-        name, _, place = rollout_id.rpartition(".")
-        group = self.state.groups.get(name if moved is None else moved)
-        if group is None:
-            return None
-        rollouts = group.rollouts
-        if place.isdecimal() and (index := int(place)) < len(rollouts) and rollouts[index].id == rollout_id:
-            return group, rollouts[index]
-        for rollout in rollouts:
-            if rollout.id == rollout_id:
-                return group, rollout
-        return None
+        """Return a live rollout and its group, None where there is no such rollout any more."""
+        return self.index.rollouts.get(rollout_id)
 
 
 def origin(name: str) -> str:

@@ -25,7 +25,6 @@ _SHELVES: tuple[Shelf, ...] = (
     "dormant",
 )
 ADMITTED: tuple[Shelf, ...] = ("requested", "running", "signalling")
-OVER = ("scored", "lost")  # stations of a running group's rollouts that wait for nothing more
 _HEAP_SLACK = 64  # dead entries that the heap of deadlines may hold beside as many as it has live ones
 
 
@@ -40,6 +39,7 @@ class Index:
         self._deadlines = state.deadlines
         self.train: dict[Shelf, dict[str, GroupState]] = {shelf: {} for shelf in _SHELVES}
         self.evals: dict[Shelf, dict[str, GroupState]] = {shelf: {} for shelf in _SHELVES}
+        self.rollouts: dict[str, tuple[GroupState, RolloutState]] = {}  # of all groups, by rollout
         self.complete: dict[str, GroupState] = {}  # running, and every rollout scored or lost
         self.met: dict[str, GroupState] = {}  # running, and as many scored as it needs, but not complete
         self.parked: dict[str, RolloutState] = {}  # rollouts that hold no engine memory
@@ -64,12 +64,14 @@ class Index:
     def add(self, group: GroupState) -> None:
         """Take in a group with its rollouts."""
         for rollout in group.rollouts:
+            self.rollouts[rollout.id] = (group, rollout)
             self._count(group, rollout, 1)
         self._shelve(group)
 
     def remove(self, group: GroupState) -> None:
         """Forget a group."""
         for rollout in group.rollouts:
+            del self.rollouts[rollout.id]
             self._count(group, rollout, -1)
         self._unshelve(group)
 
@@ -166,9 +168,11 @@ class Index:
     def _look(self, group: GroupState) -> None:
         self.complete.pop(group.id, None)
         self.met.pop(group.id, None)
-        if all(rollout.station in OVER for rollout in group.rollouts):
+        stations = [rollout.station for rollout in group.rollouts]
+        num_scored = stations.count("scored")
+        if num_scored + stations.count("lost") == len(stations):
             self.complete[group.id] = group
-        elif 0 < group.target <= sum(rollout.station == "scored" for rollout in group.rollouts):
+        elif 0 < group.target <= num_scored:
             self.met[group.id] = group
 
     def _count(self, group: GroupState, rollout: RolloutState, sign: int) -> None:

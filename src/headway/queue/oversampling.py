@@ -89,7 +89,6 @@ def end(ctx: Context, group: GroupState) -> None:
 
 def settle_lost(ctx: Context, rollout: RolloutState, *, oversampled: bool) -> None:
     """Settle a lost member; one that was not needed any more is no failure of the run's."""
-    ctx.state.moved.pop(rollout.id, None)
     if oversampled and rollout.owner in ("scheduler", "cancelled"):
         ctx.settle(rollout, "cancelled", REASON)
     else:
@@ -97,7 +96,6 @@ def settle_lost(ctx: Context, rollout: RolloutState, *, oversampled: bool) -> No
 
 
 def _new_group(ctx: Context, group: GroupState, late: list[RolloutState]) -> GroupState:
-    state = ctx.state
     into = GroupState(
         group.id + LATE,
         "train",
@@ -114,8 +112,6 @@ def _new_group(ctx: Context, group: GroupState, late: list[RolloutState]) -> Gro
         rollouts=late,
         late=True,
     )
-    for rollout in late:
-        state.moved[rollout.id] = into.id
     ctx.open_group(into)
     return into
 

@@ -41,8 +41,8 @@ def progress(ctx: Context, rollout: RolloutState) -> None:
     """An answer or a tool call ended: the idle deadline starts again, within the total limit."""
     key = f"rollout:{rollout.id}"
     if key in ctx.state.deadlines:
-        limit = _total_limit(ctx, rollout)
-        ctx.index.expect(key, min(ctx.now + ctx.settings.rollout_timeout_s, limit))
+        at_s, limit_s = ctx.now + ctx.settings.rollout_timeout_s, _total_limit(ctx, rollout)
+        ctx.index.expect(key, at_s if at_s < limit_s else limit_s)
 
 
 def turn_ended(ctx: Context, group: GroupState, rollout: RolloutState, event: TurnEnded) -> None:
@@ -50,9 +50,9 @@ def turn_ended(ctx: Context, group: GroupState, rollout: RolloutState, event: Tu
     rollout.num_turns, rollout.num_losses = event.turn + 1, 0
     rollout.last_sign = f"the end of answer {event.turn}"
     spans, new = rollout.spans, event.spans
-    if spans and len(new) == 1 and spans[-1][:2] == new[0][:2] and not rollout.num_unfinished:
-        last = spans[-1]
-        spans[-1] = VersionSpan(last[0], last[1], last[2] + new[0][2])
+    last, first = spans[-1] if spans else None, new[0] if len(new) == 1 else None
+    if last and first and last[0] == first[0] and last[1] == first[1] and not rollout.num_unfinished:
+        spans[-1] = VersionSpan(last[0], last[1], last[2] + first[2])
     else:
         before = without_last(spans, rollout.num_unfinished)
         rollout.spans, rollout.num_unfinished = merge_spans([*before, *new]), 0

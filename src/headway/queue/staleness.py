@@ -128,8 +128,10 @@ def acted(ctx: Context, rollout: RolloutState, event: TurnEnded) -> None:
             least = old
     rollout.newest_turn = (first[0], first[1])
     if rollout.shaped_by is not None:
-        inherited = age(state, *rollout.shaped_by) - least
-        rollout.environment_age = max(rollout.environment_age, inherited)
+        lineage, number = rollout.shaped_by
+        inherited = age(state, lineage, number) - least
+        if inherited > rollout.environment_age:
+            rollout.environment_age = inherited
 
 
 def shaped(rollout: RolloutState) -> None:

@@ -218,7 +218,6 @@ class State:
     part_pending: bool = False  # the newest part is being computed
     groups: dict[str, GroupState] = field(default_factory=dict[str, GroupState])
     requests: dict[int, str] = field(default_factory=dict[int, str])  # request -> group
-    moved: dict[str, str] = field(default_factory=dict[str, str])  # late rollout -> the group it is in now
     mix: MixState = field(default_factory=MixState)
     pools: dict[str, PoolState] = field(default_factory=dict[str, PoolState])  # by source
     exhausted: bool = False

@@ -25,7 +25,9 @@ _FATAL = {
 
 def cover(ctx: Context) -> None:
     """Make sure that a WakeAt covers the earliest deadline."""
-    state = ctx.state
+    state, heap = ctx.state, ctx.index.heap
+    if state.wake_at_s is not None and heap and heap[0][0] >= state.wake_at_s:
+        return  # the heap begins no later than the earliest deadline
     earliest = ctx.index.earliest()
     if earliest is not None and (state.wake_at_s is None or earliest < state.wake_at_s):
         state.wake_at_s = earliest
