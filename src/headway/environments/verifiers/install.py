@@ -171,9 +171,10 @@ def _run(argv: list[str], what: str) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = (done.stderr + done.stdout).splitlines()
-        if cut := re.search(r"Retrying .* connection broken by '(.*)': ", done.stderr):
+        if last := re.search(r"Retry\(total=0,.* connection broken by '(.*)': ", done.stderr):
+            why = re.sub(r"<[^>]*>[:,] ", "", last[1])  # objects of its own
             raise EnvironmentSetupError(
-                f"pip must reach its index to {what}: {cut[1][:300]}",
+                f"pip must reach its index to {what}: {why[:300]}",
                 remedy="Mend the network or pip's settings (`pip config list`), then try again",
             )
         lines = [line for line in lines if "WARNING" not in line]
