@@ -12,7 +12,7 @@ from headway.core.events import RolloutFailed
 from headway.environments.generation import GenerationLimits
 from headway.environments.registry import build, members
 from headway.environments.trial import try_once
-from headway.environments.verifiers.install import lock_text, read_lock
+from headway.environments.verifiers.lock import lock_text, read_lock
 from headway.environments.verifiers.places import already, record
 from headway.gateway.server import Gateway
 from headway.sandbox.bubblewrap import BubblewrapProvider

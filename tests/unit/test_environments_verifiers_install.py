@@ -1,5 +1,7 @@
 """A package is installed by pip into a virtual environment of its own; here from wheels on disk."""
 
+import hashlib
+import re
 import subprocess
 import zipfile
 
@@ -26,6 +28,10 @@ def write_wheel(folder, name, version, module, text, requires=()):
         )
         names = [f"{module}.py", *(f"{stem}.dist-info/{each}" for each in ("METADATA", "WHEEL", "RECORD"))]
         wheel.writestr(f"{stem}.dist-info/RECORD", "".join(f"{each},,\n" for each in names))
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture
@@ -56,7 +62,11 @@ def test_a_lock_is_written_kept_and_installed(index, tmp_path):
     words = ["env", "install", "old-env", "--lock", str(lock)]
     first = CliRunner().invoke(cli, words)
     assert "installed verifiers:old-env 1.0, with verifiers 0.3.1" in first.output
-    assert lock.read_text().splitlines()[1:] == ["old-env==1.0", "verifiers==0.3.1"]
+    lines = [
+        f"old-env==1.0 --hash=sha256:{digest(index / 'old_env-1.0-py3-none-any.whl')}",
+        f"verifiers==0.3.1 --hash=sha256:{digest(index / 'verifiers-0.3.1-py3-none-any.whl')}",
+    ]
+    assert lock.read_text().splitlines()[1:] == lines
     before = find("old-env")
     assert "is installed; --force installs it anew" in CliRunner().invoke(cli, words).output
     assert find("old-env") == before
@@ -64,8 +74,39 @@ def test_a_lock_is_written_kept_and_installed(index, tmp_path):
     CliRunner().invoke(cli, ["env", "install", "old-env", "--force"])
     assert find("old-env").verifiers == "0.3.9"
     assert not before.executable.exists()
-    CliRunner().invoke(cli, ["env", "install", "old-env", "--locked", str(lock)])
-    assert find("old-env").verifiers == "0.3.1"
+    said = CliRunner().invoke(cli, ["env", "install", "old-env", "--locked", str(lock)]).output
+    assert "installing the 1 packages of" in said
+    assert "each by its hash" in said
+    assert find("old-env").lock == tuple(lines)
+
+
+def test_a_file_that_is_not_the_locked_one_is_not_installed(index, tmp_path):
+    lock = tmp_path / "old.lock"
+    words = ["env", "install", "old-env", "--force"]
+    CliRunner().invoke(cli, [*words, "--lock", str(lock)])
+    before = find("old-env")
+    write_wheel(index, "verifiers", "0.3.1", "verifiers", "stolen = True")
+    with pytest.raises(EnvironmentSetupError, match=r"HASHES[\s\S]*Expected sha256"):
+        install("old-env", locked=lock, say=str)
+    assert find("old-env") == before
+    bare = tmp_path / "bare.lock"
+    bare.write_text(re.sub(r"(old-env.*) --hash.*", r"\1", lock.read_text()))
+    with pytest.raises(EnvironmentSetupError, match="HASHES"):
+        install("old-env", locked=bare, say=str)
+    bare.write_text(re.sub(r" --hash.*", "", lock.read_text()))
+    said = []
+    install("old-env", locked=bare, say=said.append)
+    assert said[-1].endswith("no hash is checked, for 1 have none")
+
+
+def test_an_index_that_cannot_be_reached_is_named(index, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(EnvironmentSetupError, match="pip must reach its index") as caught:
+        install("no-such-env", say=str)
+    assert "Connection refused" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_what_pip_cannot_find_leaves_nothing(index, tmp_path):

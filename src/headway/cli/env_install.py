@@ -37,11 +37,12 @@ def command(package: str, locked: Path | None, lock: Path | None, extra: tuple[s
       headway env install sophistry-bench-sprint --locked sophistry.lock --force
       headway env install ./my_taskset
     """
-    from headway.environments.verifiers.install import install, lock_text, read_lock
+    from headway.environments.verifiers.install import install
+    from headway.environments.verifiers.lock import differing, lock_text, read_lock
     from headway.environments.verifiers.places import already
 
     one = None if force else already(package)
-    if one is not None and locked is not None and set(read_lock(locked)) != set(one.lock):
+    if one is not None and locked is not None and differing(read_lock(locked), one.lock):
         one = None
     if one is None:
         one = install(package, locked=locked, extra=extra, say=click.echo)

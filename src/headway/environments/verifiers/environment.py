@@ -21,7 +21,7 @@ from headway.core.errors import EnvironmentFault, EnvironmentSetupError
 from headway.core.protocols import Chat, Outcome, Sandbox
 from headway.core.records import TOKENS, Message, Reward, Task
 from headway.environments.tasks import check_position, task_id
-from headway.environments.verifiers.install import read_lock
+from headway.environments.verifiers.lock import differing, read_lock
 from headway.environments.verifiers.places import PREFIX, find, installed, normal
 from headway.environments.verifiers.process import PackageProcess
 from headway.environments.verifiers.settings import VerifiersSettings
@@ -209,11 +209,10 @@ def _digest(ids: array[int]) -> str:
 def _check_lock(found: Installed, lock: str) -> None:
     if not lock:
         return
-    wanted = set(read_lock(Path(lock)))
-    if differing := sorted(wanted ^ set(found.lock)):
+    if lines := differing(read_lock(Path(lock)), found.lock):
         raise EnvironmentSetupError(
-            f"the package must be installed as its lock says; {len(differing)} lines differ: "
-            f"{', '.join(differing[:4])}",
+            f"the package must be installed as its lock says; {len(lines)} lines differ: "
+            f"{', '.join(lines[:4])}",
             value=lock,
             key="environment.args.lock",
             remedy=f"headway env install {found.name} --locked {lock} --force",

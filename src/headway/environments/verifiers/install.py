@@ -2,11 +2,13 @@
 
 The package decides the major version of verifiers: one with a `load_environment` needs 0.1.14 to 0.3.x, which
 its own requirements seldom say, any other 0.4.x. So the package alone is installed first, looked at, and then
-what it requires. Waits for pip, whose words are shown when it fails; nothing is left behind then.
+what it requires. Waits for pip, whose words are shown when it fails; nothing is left behind then. What pip
+fetched is known by its hash; where each line of a lock file has one, nothing else is installed.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import secrets
@@ -18,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import EnvironmentSetupError
+from headway.environments.verifiers.lock import has_hash, name_of, read_lock, without_hash
 from headway.environments.verifiers.places import Installed, folder, normal, record
 
 V0 = "verifiers>=0.1.14,<0.4"
 V1 = "verifiers>=0.4,<0.5"
-_LOCK_HEAD = "# headway env install "
 _LIST = """
 import importlib.metadata as m, json
 print(json.dumps({d.name: d.version for d in m.distributions()}))
@@ -53,7 +55,6 @@ def install(
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
         say(f"making a virtual environment in {where}")
-        _run([sys.executable, "-m", "venv", str(where)], "make a virtual environment")
         one = _installed(where, source, locked, extra, say)
         record(one)
     except BaseException:
@@ -62,49 +63,18 @@ def install(
     return one
 
 
-def lock_text(one: Installed) -> str:
-    """Return a package's file of exact versions."""
-    words = f"{_LOCK_HEAD}{one.name}@{one.version} (Python {one.python})"
-    return "\n".join([words, *one.lock]) + "\n"
-
-
-def read_lock(path: Path) -> list[str]:
-    """Return the requirements of a file of exact versions.
-
-    Raises EnvironmentSetupError for a line that is none.
-    """
-    try:
-        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise EnvironmentSetupError(
-            f"the lock file must be readable: {error}",
-            value=str(path),
-            remedy="Name a file that `headway env install --lock FILE` wrote",
-        ) from error
-    found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    for line in found:
-        if not re.fullmatch(r"[A-Za-z0-9._-]+==\S+", line):
-            raise EnvironmentSetupError(
-                "each line of a lock file must be NAME==VERSION",
-                value=line,
-                remedy="Take the file that `headway env install NAME --lock FILE` writes",
-            )
-    return found
-
-
 def _installed(where: Path, source: str, locked: Path | None, extra: Sequence[str], say: Say) -> Installed:
     python = where / "bin" / "python"
+    pip = _Pip(where)
     path = Path(source).expanduser()
     is_path = source.startswith((".", "/", "~")) or path.exists()
     wanted = str(path.resolve()) if is_path else re.sub(r"@=*", "==", source, count=1)
     pins = [] if locked is None else read_lock(locked)
-    if pins and not is_path:  # the package itself is in it
-        wanted = next(
-            (pin for pin in pins if normal(pin.partition("==")[0]) == normal(_name_of(wanted))), wanted
-        )
+    asked_for = normal(re.split(r"[\[=<>!~ ;]", wanted, maxsplit=1)[0])
+    pin = next((pin for pin in pins if not is_path and name_of(pin) == asked_for), wanted)
     before = _versions(python)
-    say(f"installing {wanted}")
-    _pip(python, ["--no-deps", wanted], wanted)
+    say(f"installing {without_hash(pin)}")
+    pip.install([pin], wanted)
     new = {name: version for name, version in _versions(python).items() if name not in before}
     if len(new) != 1:
         raise EnvironmentSetupError(
@@ -115,30 +85,70 @@ def _installed(where: Path, source: str, locked: Path | None, extra: Sequence[st
     [(name, version)] = new.items()
     module_files, url = _files(python, name)
     if pins:
-        rest = [pin for pin in pins if normal(pin.partition("==")[0]) != normal(name)]
-        say(f"installing the {len(rest)} packages of {locked}")
-        _pip(python, ["--no-deps", *rest], str(locked))
+        rest = [pin for pin in pins if name_of(pin) != normal(name)]
+        bare = [pin for pin in rest if not has_hash(pin)]
+        how = "each by its hash" if not bare else f"no hash is checked, for {len(bare)} have none"
+        say(f"installing the {len(rest)} packages of {locked}; {how}")
+        pip.install(rest, str(locked))
     else:
         needs = V0 if _is_v0(module_files) else V1
         say(f"installing what it requires, with {needs}")
-        _pip(python, [wanted if is_path else f"{name}=={version}", needs, *extra], wanted)
+        pip.install([wanted if is_path else f"{name}=={version}", needs, *extra], wanted, all_needed=True)
     versions = _versions(python)
-    own = f"{normal(name)}=={version}"
-    others = {normal(each): at for each, at in versions.items() if normal(each) not in ("pip", normal(name))}
-    lock = (own, *(f"{each}=={others[each]}" for each in sorted(others)))
+    others = sorted(
+        (normal(each), at) for each, at in versions.items() if each != name and before.get(each) != at
+    )
+    lock = [f"{each}=={at}{pip.hashes.get(each, '')}" for each, at in [(normal(name), version), *others]]
     return Installed(
         normal(name),
         version,
         versions.get("verifiers", ""),
         ".".join(map(str, sys.version_info[:3])),
-        url or own,
+        url or f"{normal(name)}=={version}",
         str(where),
-        lock,
+        tuple(lock),
     )
 
 
-def _name_of(requirement: str) -> str:
-    return re.split(r"[\[=<>!~ ;]", requirement, maxsplit=1)[0]
+class _Pip:
+    """pip for one virtual environment, and the hashes of what it installed there, by name.
+
+    It is Headway's own pip where there is one: the virtual environment needs none then.
+    """
+
+    def __init__(self, where: Path) -> None:
+        self.hashes: dict[str, str] = {}
+        self._requirements = where / "headway-requirements.txt"
+        python = str(where / "bin" / "python")
+        if importlib.util.find_spec("pip") is not None:
+            _run([sys.executable, "-m", "venv", "--without-pip", str(where)], "make a virtual environment")
+            self._command = [sys.executable, "-m", "pip", "--python", python]
+        else:
+            _run([sys.executable, "-m", "venv", str(where)], "make a virtual environment")
+            self._command = [python, "-m", "pip"]
+
+    def install(self, requirements: Sequence[str], what: str, *, all_needed: bool = False) -> None:
+        """Install requirements, by their hashes where all have one; with what they need if `all_needed`."""
+        words = [without_hash(each) for each in requirements]
+        if requirements and all(has_hash(each) for each in requirements):  # pip takes them from files only
+            self._requirements.write_text("\n".join(requirements) + "\n", encoding="utf-8")
+            words = ["--require-hashes", "-r", str(self._requirements)]
+        options = ["-q", "--no-input", "--disable-pip-version-check", "--no-compile", "--report", "-"]
+        if not all_needed:
+            options.append("--no-deps")
+        told = _run([*self._command, "install", *options, *words], f"install {what}")
+        self.hashes |= _hashes(json.loads(told))
+
+
+def _hashes(report: dict[str, Any]) -> dict[str, str]:
+    """Return the options --hash of the files that pip reports, by name."""
+    found: dict[str, str] = {}
+    for each in report["install"]:
+        archive = each["download_info"].get("archive_info", {})
+        old = str(archive.get("hash", "")).partition("sha256=")[2]  # as pip wrote it before 23.0
+        if digest := archive.get("hashes", {}).get("sha256", old):
+            found[normal(each["metadata"]["name"])] = f" --hash=sha256:{digest}"
+    return found
 
 
 def _is_v0(files: Sequence[str]) -> bool:
@@ -154,18 +164,20 @@ def _files(python: Path, name: str) -> tuple[list[str], str]:
 
 def _versions(python: Path) -> dict[str, str]:
     found: dict[str, Any] = json.loads(_run([str(python), "-c", _LIST], "list packages"))
-    return {name: version for name, version in found.items() if name not in ("pip", "setuptools")}
-
-
-def _pip(python: Path, words: Sequence[str], what: str) -> None:
-    options = ["-q", "--no-input", "--disable-pip-version-check"]
-    _run([str(python), "-m", "pip", "install", *options, *words], f"install {what}")
+    return found
 
 
 def _run(argv: list[str], what: str) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        lines = [line for line in (done.stderr + done.stdout).splitlines() if "WARNING" not in line]
+        lines = (done.stderr + done.stdout).splitlines()
+        if last := re.search(r"Retry\(total=0,.* connection broken by '(.*)': ", done.stderr):
+            why = re.sub(r"<[^>]*>[:,] ", "", last[1])  # objects of its own
+            raise EnvironmentSetupError(
+                f"pip must reach its index to {what}: {why[:300]}",
+                remedy="Mend the network or pip's settings (`pip config list`), then try again",
+            )
+        lines = [line for line in lines if "WARNING" not in line]
         raise EnvironmentSetupError(
             f"it must be possible to {what}: {' / '.join(lines[-6:]) or 'no reason was given'}",
             remedy="Look at the name and version, and that pip reaches its index",

@@ -29,7 +29,7 @@ class Installed:
     python: str  # version
     source: str  # what was installed: a name with its version, or a path
     venv: str  # folder of its virtual environment
-    lock: tuple[str, ...]  # name==version of all that is there, the package itself first
+    lock: tuple[str, ...]  # lines of lock.py for all that is there, the package itself first
 
     @property
     def executable(self) -> Path:

@@ -1,7 +1,7 @@
 """Tasksets (verifiers 0.4.x), played by one agent.
 
 The agent's harness speaks to verifiers' own server, which forwards to the endpoint that a request names; the
-token ids of each answer are asked for, and noted, on that way.
+token ids of each answer, whole or streamed, are asked for, and noted, on that way.
 """
 
 # pyright: basic
@@ -23,6 +23,7 @@ from headway_child import Fault, in_words
 from headway_v0 import seen
 
 _PLAIN = "headway-plain"
+_KEY_HEADER = "X-Session"
 _INFRASTRUCTURE = ("SandboxError", "TunnelError", "InterceptionError")
 _answers: dict[str, list[dict[str, Any] | None]] = defaultdict(list)
 """What clients were answered, by the key of their rollout."""
@@ -62,7 +63,7 @@ class Half:
         except Exception as error:
             rule = f"the taskset must load with environment.args.args: {in_words(error)}"
             raise Fault("setup", rule) from error
-        _watch_answers()
+        _watch_clients()
         version = getattr(import_module("verifiers"), "__version__", "unknown")
         return {"api": "v1", "version": version, "train": [_key(task) for task in self._tasks], "eval": []}
 
@@ -86,7 +87,7 @@ class Half:
         await self._serve()
         key = request["api_key"]
         client = self._v1.EvalClientConfig(
-            base_url=request["base_url"], api_key_var="HEADWAY_NO_KEY", headers={"X-Session": key}
+            base_url=request["base_url"], api_key_var="HEADWAY_NO_KEY", headers={_KEY_HEADER: key}
         )
         context = self._v1.ModelContext(model=request["model"], client=client)
         try:
@@ -157,41 +158,67 @@ def _failures(episode: Any) -> list[str]:
     raise Fault("infrastructure" if last.type in _INFRASTRUCTURE else "environment", words)
 
 
-def _watch_answers() -> None:
-    """Ask for token ids with each request, and note those that come."""
-    client: Any = import_module("verifiers.v1.clients.eval").EvalClient
-    if hasattr(client.get_response, "headway"):
-        return
-    whole, streamed = client.get_response, client.relay
+class _Noting:
+    """The client of one rollout: says whose its requests are, asks for token ids, and notes those that come.
 
-    async def get_response(self: Any, dialect: Any, body: Any, *rest: Any, **more: Any) -> Any:
-        key = self.headers.get("X-Session")
-        if not key:  # some other endpoint, such as a judge's
-            return await whole(self, dialect, body, *rest, **more)
-        response = await whole(self, dialect, {**body, "return_token_ids": True}, *rest, **more)
+    What sends them is shared by all rollouts. Otherwise verifiers keeps a client for each rollout's headers,
+    with a pool of connections that nobody closes.
+    """
+
+    def __init__(self, shared: Any, key: str) -> None:
+        self._shared = shared
+        self._key = key
+
+    async def get_response(self, dialect: Any, body: Any, *rest: Any, **more: Any) -> Any:
+        body = {**body, "return_token_ids": True}
+        response = await self._shared.get_response(dialect, body, *rest, **self._mine(more))
         choices = (response.raw or {}).get("choices") or [{}]
-        _answers[key].append(seen(choices[0].get("token_ids")))
+        _answers[self._key].append(seen(choices[0].get("token_ids")))
         return response
 
-    async def relay(self: Any, dialect: Any, body: Any, *rest: Any, **more: Any) -> Any:
-        key = self.headers.get("X-Session")
-        if not key:
-            return await streamed(self, dialect, body, *rest, **more)
-        reply = await streamed(self, dialect, {**body, "return_token_ids": True}, *rest, **more)
-        reply.chunks = _noted(key, reply.chunks)
+    async def relay(self, dialect: Any, body: Any, *rest: Any, **more: Any) -> Any:
+        body = {**body, "return_token_ids": True}
+        reply = await self._shared.relay(dialect, body, *rest, **self._mine(more))
+        reply.chunks = noted(reply.chunks, _answers[self._key])
         return reply
 
-    get_response.headway = True  # type: ignore[attr-defined]
-    client.get_response, client.relay = get_response, relay
+    async def relay_aux(self, *rest: Any, **more: Any) -> Any:
+        return await self._shared.relay_aux(*rest, **self._mine(more))
+
+    def _mine(self, more: dict[str, Any]) -> dict[str, Any]:
+        sent = (more.get("headers") or {}).items()
+        others = {name: value for name, value in sent if name.lower() != _KEY_HEADER.lower()}
+        return {**more, "headers": {**others, _KEY_HEADER: self._key}}
 
 
-async def _noted(key: str, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+def _watch_clients() -> None:
+    server: Any = import_module("verifiers.v1.interception.server").InterceptionServer
+    if not hasattr(server, "_client"):
+        rule = "this version of verifiers is not supported: its server has no clients that can be watched"
+        raise Fault("setup", rule)
+    make = server._client
+    if hasattr(make, "headway"):
+        return
+
+    def client(self: Any, config: Any) -> Any:
+        headers = dict(config.headers)
+        key = headers.pop(_KEY_HEADER, None)
+        if key is None:  # some other endpoint, such as another model's
+            return make(self, config)
+        return _Noting(make(self, config.model_copy(update={"headers": headers})), key)
+
+    client.headway = True  # type: ignore[attr-defined]
+    server._client = client
+
+
+async def noted(events: AsyncIterator[bytes], answers: list[dict[str, Any] | None]) -> AsyncIterator[bytes]:
+    """Yield a streamed answer's events unchanged; at its end append what token ids it held, None for none."""
     ids: list[int] | None = None
     async for event in events:
         for line in event.splitlines():
-            if line.startswith(b"data: {"):
-                choices = json.loads(line[6:]).get("choices") or [{}]
+            if line.startswith(b"data:") and (text := line[5:].strip()).startswith(b"{"):
+                choices = json.loads(text).get("choices") or [{}]
                 if (found := choices[0].get("token_ids")) is not None:
                     ids = [*(ids or []), *found]
         yield event
-    _answers[key].append(seen(ids))
+    answers.append(seen(ids))
