@@ -71,6 +71,7 @@ def run(engine, state, arguments):
         parser.add_argument(f"--{flag}", required=True)
     parser.add_argument("--label", action="append", required=True)
     parser.add_argument("--tmpfs", action="append", required=True)
+    parser.add_argument("--ulimit", action="append", required=True)
     if engine == "podman":
         parser.add_argument("--read-only-tmpfs", required=True, choices=["false"])
     parser.add_argument("image")
