@@ -184,8 +184,9 @@ def listing(engine, state, arguments):
 
 
 def inspect(engine, state, arguments):
-    assert arguments[:4] == ["--type", "container", "--format", "{{.State.Running}}"]
-    print("true" if runs(load(state, arguments[4])) else "false")
+    assert arguments[:4] == ["--type", "container", "--format", "{{.State.Status}}"]
+    record = load(state, arguments[4])
+    print(("paused" if record.get("paused") else "running") if runs(record) else "exited")
     return 0
 
 
@@ -196,6 +197,8 @@ def freeze(engine, state, arguments, signum):
     for pid in box.processes(record["first"]):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signum)
+    record["paused"] = signum == signal.SIGSTOP
+    (state / f"{arguments[0]}.json").write_text(json.dumps(record))
     return 0
 
 

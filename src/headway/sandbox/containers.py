@@ -255,18 +255,10 @@ class _Container:
             self._still = still
 
     async def there(self) -> bool:
-        """Say whether it exists and runs."""
-        command = [
-            self._engine,
-            "inspect",
-            "--type",
-            "container",
-            "--format",
-            "{{.State.Running}}",
-            self.name,
-        ]
-        code, told, _ = await command_line.ask(command, _ANSWER_S)
-        return code == 0 and told.strip() == "true"
+        """Say whether it exists and runs, or stands still (which is not `.State.Running` to podman)."""
+        words = ("inspect", "--type", "container", "--format", "{{.State.Status}}", self.name)
+        code, told, _ = await command_line.ask([self._engine, *words], _ANSWER_S)
+        return code == 0 and told.strip() in ("running", "paused")
 
     async def end(self) -> None:
         """Take it away; idempotent."""
