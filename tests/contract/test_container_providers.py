@@ -172,6 +172,30 @@ class TestDocker(_OverAStandin, ContainerBasics):
 
 
 @standin
+async def test_podman_is_asked_for_no_more_than_this_process_may_give(state):
+    script = """
+import asyncio, resource
+from headway.sandbox.containers import ContainerProvider
+from headway.sandbox.settings import SandboxSettings
+resource.setrlimit(resource.RLIMIT_NOFILE, (500, 600))
+resource.setrlimit(resource.RLIMIT_NPROC, (9000, 9000))
+async def main():
+    sandbox = await ContainerProvider(SandboxSettings(), "podman").create("a", {"run": "r"})
+    print((await sandbox.exec(["sh", "-c", "echo ran"])).stdout)
+    print(*sandbox.machine.command())
+    await sandbox.terminate()
+asyncio.run(main())
+"""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", script], env=env, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("ran\n"), done.stderr
+    assert " --ulimit nofile=600:600 --ulimit nproc=9000:9000 " in done.stdout
+    assert made(state) == []
+
+
+@standin
 async def test_podman_has_flags_of_its_own_and_counts_files(state):
     provider = ContainerProvider(SandboxSettings(wall_s=20), "podman")
     levels = {guarantee.name: guarantee.level for guarantee in await provider.preflight()}
