@@ -100,8 +100,8 @@ class ContainerProvider(RemoteProvider):
             raise SandboxUnavailableError(
                 f"a container must start and run python3: {error.rule}",
                 value=self._settings.container_image,
-                remedy=f"See what `{self._engine} run --rm IMAGE python3 -V` says; name an image with Python 3.8 "
-                "or later by sandbox.container_image; rootless engines need cgroup v2 for limits",
+                remedy=f"See what `{self._engine} run --rm IMAGE python3 -V` says; name an image with Python "
+                "3.8 or later by sandbox.container_image; rootless engines need cgroup v2 for limits",
             ) from error
         finally:
             await probe.terminate()
