@@ -10,7 +10,7 @@ ARGS ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser train test test-examples test-slow check bench bench-loop bench-engine bench-trainer bench-driver bench-queue bench-simulate \
+.PHONY: help setup browser train test test-examples test-slow test-containers check bench bench-loop bench-engine bench-trainer bench-driver bench-queue bench-simulate \
         bench-gateway bench-learning bench-survival bench-using bench-adapters bench-sandbox bench-prediction bench-cases bench-control bench-aiconfigurator \
         device-check format clean
 
@@ -66,6 +66,10 @@ test-examples: setup ## every example for two steps, and the tour of all command
 
 test-slow: setup ## the tests that take minutes or fetch a model
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow --timeout 1800 $(ARGS)
+
+test-containers: setup ## the container providers over the podman and docker that run here; says why where none does
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -m slow -k "real_engine or RealEngine" \
+	  tests/contract/test_real_engines.py tests/contract/test_swe_bench_containers.py $(ARGS)
 
 check: setup ## lint, formatting, types, floors
 	$(BIN)/ruff check

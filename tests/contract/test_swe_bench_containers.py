@@ -1,7 +1,8 @@
-"""Tasks with a container image each, over the stand-in of a container engine: from a row to a score."""
+"""Tasks with a container image each: from a row to a score, over the stand-in of an engine and a real one."""
 
 import difflib
 import json
+import uuid
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from headway.sandbox.bubblewrap import BubblewrapProvider
 from headway.sandbox.containers import ContainerProvider
 from headway.sandbox.settings import SandboxSettings
 from tests.contract.test_container_providers import made, standin, state  # noqa: F401 - a fixture
+from tests.contract.test_real_engines import engine, held, imported  # noqa: F401 - a fixture
 from tests.unit.test_environments_bugfix import tried
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "bugfix"
@@ -74,16 +76,13 @@ class InImages:
         return await self._inner.create(sandbox_id, {**labels, "image": self._image})
 
 
-@standin
-async def test_a_task_of_swe_bench_is_solved_in_its_own_image(tmp_path, state, provider):  # noqa: F811
-    # The image holds the base state: the bug, and not yet the tests that show it.
-    base = with_bugs(TREE, ROW.bugs)
-    base = base | {HIDDEN: b"import unittest\n"}
-    put(state / "images" / "swe.task_1", base)
+async def solve(tmp_path, provider, image, base):
+    """Solve a task whose image holds `base` in /testbed, and do nothing about it another time."""
     new = "--- /dev/null\n+++ b/wordkit/helper.py\n@@ -0,0 +1 @@\n+HELP = 1\n"
-    env = build("swe-bench", task_file(tmp_path, test_patch=patch_between(base, TREE, HIDDEN) + new))
+    columns = {"test_patch": patch_between(base, TREE, HIDDEN) + new, "image_name": image}
+    env = build("swe-bench", task_file(tmp_path, **columns))
     task = env.task("train", 0, None)
-    assert env.image(task) == "swe/task:1"
+    assert env.image(task) == image
     images = InImages(provider, env.image(task))
     solved, outcome, _ = await tried(env, task, images, mending(), "Solved.")
     assert (solved.score, list(outcome.data["files"])) == (1.0, [ROW.bugs[0].path])
@@ -93,7 +92,27 @@ async def test_a_task_of_swe_bench_is_solved_in_its_own_image(tmp_path, state, p
     assert (solved.score, len(outcome.data["files"])) == (1.0, 2)
     nothing, _, _ = await tried(env, task, images, "Solved.")
     assert nothing.score == 0.0
+
+
+def without_the_tests():
+    """The base state: the bug, and not yet the tests that show it."""
+    return with_bugs(TREE, ROW.bugs) | {HIDDEN: b"import unittest\n"}
+
+
+@standin
+async def test_a_task_of_swe_bench_is_solved_in_its_own_image(tmp_path, state, provider):  # noqa: F811
+    base = without_the_tests()
+    put(state / "images" / "swe.task_1", base)
+    await solve(tmp_path, provider, "swe/task:1", base)
     assert made(state) == []
+
+
+@pytest.mark.slow
+async def test_a_task_of_swe_bench_is_solved_by_a_real_engine(tmp_path, engine):  # noqa: F811
+    base, name = without_the_tests(), f"headway-test/task:{uuid.uuid4().hex[:12]}"
+    with imported(engine, name, [(f"testbed/{path}", data) for path, data in base.items()]):
+        await solve(tmp_path, ContainerProvider(SandboxSettings(wall_s=60), engine), name, base)
+        assert held(engine) == []
 
 
 @pytest.mark.slow

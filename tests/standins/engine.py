@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -71,6 +72,7 @@ def run(engine, state, arguments):
         parser.add_argument(f"--{flag}", required=True)
     parser.add_argument("--label", action="append", required=True)
     parser.add_argument("--tmpfs", action="append", required=True)
+    parser.add_argument("--ulimit", action="append", required=True)
     if engine == "podman":
         parser.add_argument("--read-only-tmpfs", required=True, choices=["false"])
     parser.add_argument("image")
@@ -81,6 +83,11 @@ def run(engine, state, arguments):
     for flag, value in wanted.items():
         if getattr(asked, flag) != value:
             raise Refused(f"the stand-in wants --{flag} {value}")
+    for limit in asked.ulimit:
+        which, _, most = limit.replace(":", "=").split("=")
+        hard = resource.getrlimit(getattr(resource, f"RLIMIT_{which.upper()}"))[1]
+        if engine == "podman" and hard != resource.RLIM_INFINITY and int(most) > hard:
+            raise Refused(f"setrlimit RLIMIT_{which.upper()}: Operation not permitted")
     if asked.memory != asked.memory_swap:
         raise Refused("the stand-in wants no swap")
     int(asked.pids_limit), float(asked.cpus)
@@ -146,8 +153,8 @@ def execute(engine, state, arguments):
     parser.add_argument("command", nargs=argparse.REMAINDER)
     asked = parser.parse_args(arguments)
     record = load(state, asked.name)
-    if not runs(record):
-        raise Refused(f"container {asked.name} is not running")
+    if not runs(record) or record.get("paused"):
+        raise Refused("can only create exec sessions on running containers: container state improper")
     command = box.enter(record["first"], asked.command, uid=int(asked.user.split(":")[0]))
     os.execvp(command[0], command)
 
@@ -183,23 +190,28 @@ def listing(engine, state, arguments):
 
 
 def inspect(engine, state, arguments):
-    assert arguments[:4] == ["--type", "container", "--format", "{{.State.Running}}"]
-    print("true" if runs(load(state, arguments[4])) else "false")
+    assert arguments[:4] == ["--type", "container", "--format", "{{.State.Status}}"]
+    record = load(state, arguments[4])
+    print(("paused" if record.get("paused") else "running") if runs(record) else "exited")
     return 0
 
 
 def freeze(engine, state, arguments, signum):
     record = load(state, arguments[0])
-    if not runs(record):
-        raise Refused("container is not running")
+    if not runs(record) or record.get("paused", False) == (signum == signal.SIGSTOP):
+        raise Refused("container state improper")
     for pid in box.processes(record["first"]):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signum)
+    record["paused"] = signum == signal.SIGSTOP
+    (state / f"{arguments[0]}.json").write_text(json.dumps(record))
     return 0
 
 
 def update(engine, state, arguments):
     assert arguments[0] == "--pids-limit"
+    if engine == "podman":
+        raise Refused("unknown flag: --pids-limit")  # to 4.3
     record = load(state, arguments[2]) | {"pids": arguments[1]}
     (state / f"{arguments[2]}.json").write_text(json.dumps(record))
     return 0

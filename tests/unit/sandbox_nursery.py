@@ -1,11 +1,12 @@
 """Forks controllers that make sandboxes without end, and adopts whatever outlives them.
 
-Run as `python sandbox_nursery.py FOLDER`; each line on stdin, PROVIDER[:preload|:guarded], is answered by
-the pid of a controller that is about to begin. Forking spares each of them the imports.
+Run as `python sandbox_nursery.py FOLDER`; each line on stdin, PROVIDER[:preload|:guarded[:IMAGE]], is
+answered by the pid of a controller that is about to begin. Forking spares each of them the imports.
 """
 
 import asyncio
 import ctypes
+import dataclasses
 import itertools
 import os
 import sys
@@ -19,10 +20,11 @@ from headway.sandbox.settings import SandboxSettings
 PR_SET_CHILD_SUBREAPER = 36
 
 
-async def controller(provider, how, folder):
+async def controller(provider, how, image, folder):
     run = f"run-{os.getpid()}"
     directory = str(folder / "sandboxes")
     settings = SandboxSettings(provider=provider, directory=directory, preload_python=how == "preload")
+    settings = dataclasses.replace(settings, container_image=image) if image else settings
     book = LeaseBook(run, settings, folder / "leases", guarded=how == "guarded")
     pool = PooledProvider(make_provider(settings), max_live=12, warm=4, run_id=run, book=book)
 
@@ -48,8 +50,8 @@ def main():
         _reap()
         if os.fork() == 0:
             try:
-                provider, _, how = line.strip().partition(":")
-                asyncio.run(controller(provider, how, folder))
+                provider, how, image, *_ = [*line.strip().split(":", 2), "", ""]
+                asyncio.run(controller(provider, how, image, folder))
             finally:
                 os._exit(1)
     _reap()

@@ -14,6 +14,13 @@ CGROUP = {
     "memory.peak": "9000000\n",
     "memory.current": "4000000\n",
 }
+CGROUP_OF_1 = {
+    "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+    "pids/pids.events": "max 5\n",
+    "cpuacct/cpuacct.usage": "1234567890\n",
+    "memory/memory.max_usage_in_bytes": "9000000\n",
+    "memory/memory.usage_in_bytes": "4000000\n",
+}
 
 
 @pytest.fixture
@@ -30,12 +37,14 @@ def stats(work, capsys):
     return json.loads(capsys.readouterr().out)
 
 
-def test_stats_tell_files_and_what_the_control_group_counts(tmp_path, cgroup, capsys):
+@pytest.mark.parametrize("files", [CGROUP, CGROUP_OF_1], ids=["version 2", "version 1"])
+def test_stats_tell_files_and_what_the_control_group_counts(tmp_path, cgroup, capsys, files):
     work = tmp_path / "work"
     (work / "folder").mkdir(parents=True)
     (work / "folder" / "file").write_bytes(b"x" * 10_000)
     (work / "link").symlink_to("/nowhere")
-    for name, text in CGROUP.items():
+    for name, text in files.items():
+        (cgroup / name).parent.mkdir(exist_ok=True)
         (cgroup / name).write_text(text)
     told = stats(work, capsys)
     held = sum(path.lstat().st_blocks * 512 for path in work.rglob("*"))

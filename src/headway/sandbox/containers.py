@@ -9,18 +9,21 @@ A container's name is chosen before it is made, so a start that fails, or is can
 undone by that name. Labels tell its run, its id and its owner; `reap` finds containers by the run's, whoever
 made them. Containers outlive a controller that is killed, until the run is reaped.
 
-Not run against a real engine by us: the tests' stand-in runs every command, and checks every flag against
-the engines' documentation.
+Run against podman 4.3.1 with crun, as root (`make test-containers`). In `make test` a stand-in runs every
+command, and refuses flags that the engines do not document.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import shutil
 import socket
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from headway.core.errors import SandboxError, SandboxUnavailableError
@@ -40,6 +43,7 @@ _ANSWER_S = 60.0  # for an engine to answer a question, or to end a container
 _TRIES = 3
 _BESIDE_PROCESSES = 5  # first process, inside.py, relay.py, and the engine's own
 _BESIDE_MB = 64  # memory of those
+_OPEN_FILES = 4096  # of one process, the relay's connections among them
 
 
 class ContainerProvider(RemoteProvider):
@@ -96,8 +100,8 @@ class ContainerProvider(RemoteProvider):
             raise SandboxUnavailableError(
                 f"a container must start and run python3: {error.rule}",
                 value=self._settings.container_image,
-                remedy="Name an image with Python 3.8 or later by sandbox.container_image; rootless engines "
-                "need cgroup v2 for limits",
+                remedy=f"See what `{self._engine} run --rm IMAGE python3 -V` says; name an image with Python "
+                "3.8 or later by sandbox.container_image; rootless engines need cgroup v2 for limits",
             ) from error
         finally:
             await probe.terminate()
@@ -202,11 +206,28 @@ class _Container:
         words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "0:0"]
         words += ["--pids-limit", str(settings.max_processes + _BESIDE_PROCESSES)]
         words += ["--memory", f"{memory}m", "--memory-swap", f"{memory}m", "--cpus", str(settings.cpus)]
+        words += [word for limit in self._ulimits() for word in ("--ulimit", limit)]
         words += ["--shm-size", f"{settings.tmpfs_mb}m", "--workdir", WORK]
         words += ["--tmpfs", f"{WORK}:{flags},size={settings.work_mb}m"]
         words += ["--tmpfs", f"/tmp:{flags},size={settings.tmpfs_mb}m"]
         first, *rest = program("hold")
         return [self._engine, *words, "--entrypoint", first, self._image, *rest]
+
+    def _ulimits(self) -> list[str]:
+        """Return limits of the container's first process; inside.py sets the programs' own.
+
+        podman asks for its own defaults otherwise, which a process with lower hard limits may not give.
+        """
+        files = max(_OPEN_FILES, self._settings.max_open_files)
+        if self._engine == "docker":  # the daemon's hard limits are not this process's
+            return [f"nofile={files}:{files}"]
+        files = _at_most(files, resource.RLIMIT_NOFILE)
+        limits = [f"nofile={files}:{files}"]
+        with contextlib.suppress(OSError):  # of the model's user in all containers: as many as there may be
+            most = int(Path("/proc/sys/kernel/pid_max").read_text())  # podman lowers its own to it
+            processes = _at_most(most, resource.RLIMIT_NPROC)
+            limits.append(f"nproc={processes}:{processes}")
+        return limits
 
     async def call(
         self,
@@ -234,18 +255,10 @@ class _Container:
             self._still = still
 
     async def there(self) -> bool:
-        """Say whether it exists and runs."""
-        command = [
-            self._engine,
-            "inspect",
-            "--type",
-            "container",
-            "--format",
-            "{{.State.Running}}",
-            self.name,
-        ]
-        code, told, _ = await command_line.ask(command, _ANSWER_S)
-        return code == 0 and told.strip() == "true"
+        """Say whether it exists and runs, or stands still (which is not `.State.Running` to podman)."""
+        words = ("inspect", "--type", "container", "--format", "{{.State.Status}}", self.name)
+        code, told, _ = await command_line.ask([self._engine, *words], _ANSWER_S)
+        return code == 0 and told.strip() in ("running", "paused")
 
     async def end(self) -> None:
         """Take it away; idempotent."""
@@ -258,6 +271,12 @@ class _Container:
         code, _, said = await command_line.ask([self._engine, *words], _ANSWER_S)
         if code:
             raise SandboxError(f"{self._engine} {words[0]} failed: {said.strip()}", value=self.name)
+
+
+def _at_most(wanted: int, which: int) -> int:
+    """Return as much of a resource as this process may hand on."""
+    hard = resource.getrlimit(which)[1]
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 def memory_mb(settings: SandboxSettings) -> int:

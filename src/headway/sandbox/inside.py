@@ -495,9 +495,11 @@ def _unlink(here: int) -> list[str]:
 
 
 _GROUP = "/sys/fs/cgroup"
-_TOLD = (
+_TOLD = (  # of version 2, and of version 1
     ("memory.events", "oom_kill", "oom"),
+    ("memory/memory.oom_control", "oom_kill", "oom"),
     ("pids.events", "max", "pids"),
+    ("pids/pids.events", "max", "pids"),
     ("cpu.stat", "usage_usec", "cpu_us"),
 )
 
@@ -510,13 +512,16 @@ def _events() -> dict[str, int]:
             for line in lines:
                 if line.split()[0] == key:
                     found[name] = int(line.split()[1])
-    found.update(_number("memory.peak", "peak"))
-    return found
+    for nanoseconds in _number("cpu_us", "cpuacct/cpuacct.usage").values():
+        found["cpu_us"] = nanoseconds // 1000
+    return found | _number("peak", "memory.peak", "memory/memory.max_usage_in_bytes")
 
 
-def _number(file: str, name: str) -> dict[str, int]:
-    with contextlib.suppress(OSError, ValueError), open(f"{_GROUP}/{file}") as text:
-        return {name: int(text.read())}
+def _number(name: str, *files: str) -> dict[str, int]:
+    """Return what the first of these files that is there tells."""
+    for file in files:
+        with contextlib.suppress(OSError, ValueError), open(f"{_GROUP}/{file}") as text:
+            return {name: int(text.read())}
     return {}
 
 
@@ -527,7 +532,8 @@ def _stats(job: dict[str, Any]) -> None:
     pids = filter(str.isdigit, os.listdir("/proc"))
     processes = [name for name in pids if name != "1" and _words(name)[:-2] != ours]
     found = {"disk_bytes": num_bytes, "num_files": num_files, "num_processes": len(processes)}
-    print(json.dumps(found | _events() | _number("memory.current", "memory_bytes")))
+    found.update(_number("memory_bytes", "memory.current", "memory/memory.usage_in_bytes"))
+    print(json.dumps(found | _events()))
 
 
 def _end_runs(outside: str) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 USAGE_OF_MACHINES = Guarantee(
     "usage",
     "best-effort",
-    "CPU and memory are told where a machine shows its cgroup of version 2 (0 elsewhere), those of Headway's "
+    "CPU and memory are told where a machine shows its cgroup (0 elsewhere), those of Headway's "
     "own programs in it included; files and disk always",
 )
 
