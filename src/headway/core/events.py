@@ -269,6 +269,7 @@ class Scored:
     sandbox_start_s: float  # part of duration_s that went into starting the verifier's sandbox
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     turn_rewards: tuple[float, ...] = ()  # one for each answer of the policy, or empty
+    judged: bool = False  # a judge was asked for it and answered; one from a cache was not
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +279,7 @@ class ScoreFailed:
     rollout: str
     attempt: int
     tries: int
-    cause: str
+    cause: str  # a short name; judge_away where the judge answered nothing at all, judge where it did
     message: str
 
 
@@ -294,6 +295,7 @@ class GroupSignal:
         tuple[float, ...], ...
     ] = ()  # advantages of each rollout's turns, in the same order, or empty
     rewards: tuple[float, ...] = ()  # that reward.group made, in the same order; empty for the scores' own
+    failed: Literal["", "judge", "judge_away"] = ""  # there is no signal, as in ScoreFailed; reason says why
 
 
 @dataclass(frozen=True, slots=True)

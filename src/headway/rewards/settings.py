@@ -41,6 +41,12 @@ class RewardSettings:
     max_wait_s: float = setting(
         120.0, "Seconds for which one score may wait for the rate limit of a judge.", ge=0
     )
+    max_outage_s: float = setting(
+        600.0,
+        "Seconds for which finished rollouts wait for a judge that answers nobody, and nothing new is "
+        "started; then the run ends, and a resume scores them. 0 lets their scores fail instead.",
+        ge=0,
+    )
     environment_weight: float = setting(
         1.0, "What the environment's own score counts; 0 leaves the reward to [judge]."
     )
