@@ -176,17 +176,18 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class ToolEnded:
-    """A tool call in the sandbox ended."""
+    """A tool call ended: a command in the sandbox, or a tool outside it that used no sandbox."""
 
     rollout: str
     attempt: int
     turn: int  # of the answer that it follows
     call: int  # index among the attempt's calls; a lower one than expected is a repetition
     duration_s: float
-    cause: str  # exit, wall, oom, ... as the sandbox says
+    cause: str  # exit, wall, oom, ... as the sandbox says; of a tool outside it exit, error or killed
     overhead_s: float | None = None  # of duration_s, all but the run of the command: starting it, clearing up
     cpu_s: float | None = None  # of all its processes, None where the provider does not tell
     memory_bytes: int | None = None  # most that it held, likewise
+    where: Literal["sandbox", "host"] = "sandbox"  # host: a function, or a tool over HTTP or MCP
 
 
 @dataclass(frozen=True, slots=True)

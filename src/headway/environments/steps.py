@@ -55,7 +55,7 @@ def finish_rollout(
         payload=reference,
         spans=recorder.spans(),
         num_turns=chat.num_turns,
-        num_tool_calls=lease.num_execs,
+        num_tool_calls=lease.num_tool_calls,
         num_prompt_tokens=recorder.num_prompt_tokens,
         num_tokens=recorder.num_sampled_tokens,
         truncated=chat.turns.truncated,

@@ -67,7 +67,8 @@ def tool_ended(ctx: Context, rollout: RolloutState, event: ToolEnded) -> None:
     """A tool call is over; the environment thinks or asks again."""
     rollout.num_calls = event.call + 1
     rollout.last_sign = f"the end of tool call {event.call}"
-    staleness.shaped(rollout)
+    if event.where == "sandbox":
+        staleness.shaped(rollout)
     progress(ctx, rollout)
 
 
