@@ -8,6 +8,7 @@ import pytest
 from headway.core.errors import ModelError
 from headway.core.records import Message, ToolCall, ToolSpec, Turn, VersionSpan
 from headway.models.tiny import write_tokenizer as write_tiny_tokenizer
+from headway.renderers.answers import TAGGED
 from headway.renderers.chat import Renderer
 from headway.renderers.recorder import TurnRecorder
 from headway.renderers.written import cut, written_sample
@@ -131,8 +132,8 @@ def test_calls_are_written_as_the_policy_makes_them_and_trained_with_their_answe
     sample = written_sample(renderer, WITH_CALLS, tools=[FIND])
     first, second = trained_texts(renderer, sample)
     end = renderer.decode([renderer.closing_id], skip_special=False)
-    call, malformed = renderer.message(renderer.answer_ids(renderer.spoken(WITH_CALLS[1])), [FIND])
-    assert (call.tool_calls, malformed) == (CALLS[:1], "")
+    parsed = (renderer._format or TAGGED).read(renderer.spoken(WITH_CALLS[1]))
+    assert (parsed.calls, parsed.content) == ((("find", '{"what": "a key"}'),), "")
     assert first == renderer.spoken(WITH_CALLS[1]) + end
     assert '"find"' in first
     assert second == "The hall." + end

@@ -130,6 +130,9 @@ class JudgeSettings:
         0.0, "Requests a minute, of all workers together; 0 for no limit.", ge=0
     )
     cache: bool = setting(True, "Keep answers on disk: an equal request is not made again.")
+    cache_entries: int = setting(
+        100_000, "Answers that the cache keeps; those used longest ago are removed.", ge=1
+    )
     cache_dir: str = setting(
         "", "Folder of the cache, relative to the config file; empty for judge_cache in the run's directory."
     )
