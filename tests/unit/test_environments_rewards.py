@@ -89,7 +89,7 @@ async def test_a_judge_that_fails_is_infrastructure_and_no_reward(stage):
             failed = await s.run_and_score()
         await judge.close()
     assert isinstance(failed, ScoreFailed)
-    assert failed.cause == "judge_away"
+    assert failed.cause == "judge"
 
 
 async def test_a_judge_that_is_asked_when_the_time_is_over_is_to_blame(stage):
@@ -114,7 +114,7 @@ async def test_waiting_for_a_rate_limit_is_no_part_of_the_time_up_to_its_own_lim
     assert scored.duration_s < 0.4
     async with stage(parts(waits), score_timeout_s=0.1, score_max_wait_s=0.1, name="w1") as s:
         failed = await s.run_and_score()
-    assert failed.cause == "judge_away"
+    assert failed.cause == "judge"
     assert "reward.max_wait_s" in failed.message
 
 

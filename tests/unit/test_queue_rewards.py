@@ -18,6 +18,7 @@ from tests.unit.test_queue_liveness import SETTINGS, Hand
     [
         ("judge", "failed_infrastructure"),
         ("sandbox", "failed_infrastructure"),
+        ("worker_lost", "failed_infrastructure"),
         ("timeout", "failed_reward"),
         ("exception", "failed_reward"),
     ],

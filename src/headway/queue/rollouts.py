@@ -30,6 +30,8 @@ _FATES: dict[str, Fate] = {
     "voided": "voided",
 }
 FAULTS = ("infrastructure", "environment", "reward")
+_NOT_THE_REWARDS = ("sandbox", "judge", "judge_away", "worker_lost")
+"""Causes of a failed score for which the reward is not to blame."""
 _LATE = {"environment": "environment", "sandbox": "infrastructure"}
 """What an attempt waited for at its deadline -> whose fault that is."""
 
@@ -197,7 +199,7 @@ def score_failed(ctx: Context, group: GroupState, rollout: RolloutState, event: 
     """A try at scoring failed: try again, never regenerate."""
     ctx.met(f"score:{rollout.id}")
     sandboxes.release_all(ctx, rollout)
-    owner = "infrastructure" if event.cause in ("sandbox", "judge", "judge_away") else "reward"
+    owner = "infrastructure" if event.cause in _NOT_THE_REWARDS else "reward"
     away = event.cause == "judge_away" and not rollout.pending
     if away and outage.wait(ctx, group, rollout.id, rollout.asked_at, event.message):
         ctx.note(AttemptFailed(rollout.id, rollout.attempt, owner, event.cause, event.message, True))
