@@ -1,4 +1,4 @@
-"""Rows whose right answer is tests, run in a real sandbox; and rows of what `datasets` saved, by the config."""
+"""Rows whose right answer is tests, run in a real sandbox; and such rows as `datasets` saves them."""
 
 import json
 
