@@ -110,7 +110,7 @@ def test_a_killed_worker_is_started_anew_and_too_many_deaths_end_the_run(bench):
     command.until("environment0 is started anew").until_step(done + 3)
     failed = [note for note in bench.entries("AttemptFailed") if note["cause"] == "worker_lost"]
     assert failed
-    assert all(note["owner"] in ("infrastructure", "reward") and note["retried"] for note in failed)
+    assert all(note["owner"] == "infrastructure" and note["retried"] for note in failed)
     os.kill(bench.worker(command, "environment0"), signal.SIGKILL)
     ended = command.ended(within_s=60)
     assert ended.code == 1, ended.text

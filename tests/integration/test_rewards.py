@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from tests.integration.conftest import LAST_DIGIT
 from tests.standins.judge import Answer, served
 
@@ -84,7 +86,77 @@ def test_groups_are_rewarded_as_a_whole_and_dropped_where_the_judge_fails(bench)
     assert all(len(event["rewards"]) == 4 for event in kept)
     assert any(len(set(event["rewards"])) > 1 for event in kept)
     assert all(abs(sum(event["rewards"]) - 2.0) < 1e-9 for event in kept)
-    dropped = [event for event in signals if not event["keep"]]
-    assert dropped
-    assert all("HTTP 400: not this one" in event["reason"] for event in dropped)
+    failed = [event for event in signals if event["failed"]]
+    assert {event["failed"] for event in failed} == {"judge"}
+    assert all("HTTP 400: not this one" in event["reason"] for event in failed)
+    assert len(failed) == 2 * len({event["group"] for event in failed})  # each was asked for twice
+    fates = report["conservation.by_fate"]
+    assert fates["failed_infrastructure"] == 4 * len({event["group"] for event in failed})
+    assert "filtered" not in fates
     assert {event["reward"] for event in bench.entries("Scored")} == {0.0}
+
+
+def away_and_back(bench, command, port, away_s, judge):
+    """Let a judge's server end at the run's second step, and begin again; return what the run ended with."""
+    with served(judge, port=port):
+        command.until_step(1)
+    command.wait_a_while(away_s)
+    assert command.process.poll() is None, command.ended().text
+    with served(judge, port=port):
+        return command.ended()
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["each", "pairwise"])
+def test_a_judge_that_goes_away_and_comes_back_costs_no_rollout(bench, group):
+    with served(8) as server:
+        port, url = server.port, server.url
+    pairs = toml(judge__each="false", reward__group="pairwise") if group else []
+    command = bench.start(
+        "train", bench.config, *bench.environment(), *pairs,
+        *toml(
+            judge__url=url, judge__model="m", judge__max_tries=2, judge__backoff_s=0.01,
+            judge__cache="false", queue__max_failed_groups=1, stop__steps=40,
+        ),
+    )  # fmt: skip
+    ended = away_and_back(bench, command, port, 6, lambda body: 8)
+    assert ended.code == 0, ended.text
+    report = bench.check()
+    assert report["steps"] == 40
+    assert "failed_infrastructure" not in report["conservation.by_fate"]
+    away, back = (note for note in bench.entries("Warned") if note["code"].startswith("judge_"))
+    assert away["code"] == "judge_away"
+    assert away["text"].startswith(f"the judge at {url} gave no answer after 2 tries: ConnectError")
+    assert back["code"] == "judge_back"
+    if not group:
+        told = bench.entries("AttemptFailed")
+        assert {(note["owner"], note["cause"], note["retried"]) for note in told} == {
+            ("infrastructure", "judge_away", True)
+        }
+
+
+def test_a_judge_that_stays_away_ends_the_run_by_its_address_and_a_resume_scores_what_was_finished(bench):
+    with served(8) as server:
+        port, url = server.port, server.url
+    ended = bench.train(
+        *bench.environment(),
+        *toml(
+            judge__url=url, judge__model="m", judge__max_tries=2, judge__backoff_s=0.01,
+            reward__max_outage_s=3,
+        ),
+    )  # fmt: skip
+    assert ended.code == 1, ended.text
+    assert f"the judge at {url} gave no answer after 2 tries" in ended.out
+    assert "it has answered nobody for 3 s (reward.max_outage_s)" in ended.out
+    assert "Traceback" not in ended.out + ended.err
+    report = bench.check()
+    fates = report["conservation.by_fate"]
+    assert set(fates) == {"carried"}
+    finished = {event["rollout"] for event in bench.entries("RolloutEnded")}
+    assert len(finished) == fates["carried"]
+    with served(8, port=port):
+        resumed = bench.headway("resume", bench.run_dir)
+    assert resumed.code == 0, resumed.text
+    bench.check()
+    ended_once = [event["rollout"] for event in bench.entries("RolloutEnded")]
+    assert len(ended_once) == len(set(ended_once))
+    assert finished & {rollout for rows in bench.trained().values() for rollout in rows}

@@ -199,12 +199,15 @@ def awaited(scheduler: Scheduler) -> list[str]:
     """Return the deadlines that there must be, by what the state says is pending."""
     state = scheduler.state
     keys: list[str] = []
+    waiting = {key for key, asked in state.outage.waiting.items() if not asked}  # for a judge
+    if waiting and len(waiting) == len(state.outage.waiting) and state.phase == "running":
+        keys.append("judge")
     for group in state.groups.values():
         if group.dormant:
             continue
         if group.stage == "requested" and state.phase != "stopping":
             keys.append(f"task:{group.id}")
-        if group.stage == "signalling":
+        if group.stage == "signalling" and group.id not in waiting:
             keys.append(f"signal:{group.id}")
         for rollout in group.rollouts:
             kinds = {"cancelling": "cancel", "parking": "park", "resuming": "resume"}
@@ -212,7 +215,7 @@ def awaited(scheduler: Scheduler) -> list[str]:
                 keys.append(f"{kinds[rollout.pending]}:{rollout.id}")
             elif rollout.station == "running":
                 keys.append(f"rollout:{rollout.id}")
-            if rollout.station == "scoring" and group.stage == "running":
+            if rollout.station == "scoring" and group.stage == "running" and rollout.id not in waiting:
                 keys.append(f"score:{rollout.id}")
     keys += [f"apply:{name}" for name, replica in state.replicas.items() if replica.pending is not None]
     keys += [f"restart:{name}" for name, replica in state.replicas.items() if replica.down]

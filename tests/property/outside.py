@@ -215,6 +215,8 @@ class Outside:
                 found = [
                     ("signal", lambda: self._signal(thing)),
                     ("drop", lambda: self._signal(thing, keep=False)),
+                    ("judge failed", lambda: GroupSignal(thing.group, (), False, "drawn", failed="judge")),
+                    ("judge away", lambda: GroupSignal(thing.group, (), False, "drawn", failed="judge_away")),
                 ]
             case TrainPart():
                 found = [("part", lambda: PartEnded(thing.batch, thing.part, 0.5, 1))]
@@ -310,6 +312,8 @@ class Outside:
             ("scored", lambda: Scored(*base, solved, (), 0.1, 0.0)),
             ("other score", lambda: Scored(*base, 1.0 - solved, (), 0.1, 0.0)),
             ("score failed", lambda: ScoreFailed(*base, "exception", "drawn")),
+            ("judged", lambda: Scored(*base, solved, (), 0.1, 0.0, judged=True)),
+            ("judge away", lambda: ScoreFailed(*base, "judge_away", "drawn")),
         ]
 
     def wish_to_verify(self, command: Score) -> Event:

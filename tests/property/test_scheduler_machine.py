@@ -110,6 +110,8 @@ def chosen_settings(of: Callable[..., Any]) -> SchedulerSettings:
         eval=evaluates(of),
         stop=StopSettings(steps=of(2, 4)),
         checkpoint=CheckpointSettings(every_steps=of(0, 1, 2), keep=of(1, 2)),
+        group_reward_s=of(0.0, 20.0),
+        judge_outage_s=of(0.0, 50.0),
         max_sandboxes=of(2, 6),
         verify_sandboxes=1,
         max_sandbox_starts_per_s=of(0.0, 2.0),

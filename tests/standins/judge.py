@@ -5,8 +5,9 @@ one of the script answers all further requests.
 """
 
 import json
+import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -30,16 +31,21 @@ def graded(score, reason="so it is"):
 
 
 class JudgeServer:
-    def __init__(self, *script):
+    def __init__(self, *script, port=0):
         self.script = list(script)
         self.requests = []  # (headers, body)
         self.running = self.most_running = 0
+        self.connections = []  # all that were ever accepted
         self.gate = threading.Event()  # what an answer that must wait waits for
         self._lock = threading.Lock()
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self):
+                super().setup()
+                owner.connections.append(self.connection)
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -48,10 +54,11 @@ class JudgeServer:
             def log_message(self, *args):
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.server.daemon_threads = True
         self.server.handle_error = lambda *args: None  # a client that gave up
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+        self.port = self.server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
 
     def answer(self, handler, body):
         with self._lock:
@@ -84,8 +91,8 @@ class JudgeServer:
 
 
 @contextmanager
-def served(*script):
-    server = JudgeServer(*script)
+def served(*script, port=0):
+    server = JudgeServer(*script, port=port)
     thread = threading.Thread(target=server.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
@@ -94,4 +101,7 @@ def served(*script):
         server.gate.set()
         server.server.shutdown()
         server.server.server_close()
+        for connection in server.connections:  # or those that are kept alive would be served on
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         thread.join()

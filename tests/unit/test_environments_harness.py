@@ -173,8 +173,8 @@ IN_THE_WAY = {
     "a link to nothing": "os.symlink('gone', 'tests')",
     "a file": "open('tests', 'w').write('x')",
     "a pipe": "os.mkfifo('tests')",
-    "a folder in the place of the file": "os.makedirs('tests/deep/test.sh/within')",
-    "a link in the place of the file": "os.makedirs('tests/deep'); os.symlink('/bin/true', 'tests/deep/test.sh')",
+    "a folder in its place": "os.makedirs('tests/deep/test.sh/within')",
+    "a link in its place": "os.makedirs('tests/deep'); os.symlink('/bin/true', 'tests/deep/test.sh')",
 }
 
 

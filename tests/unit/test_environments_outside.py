@@ -140,6 +140,15 @@ async def test_equal_calls_are_answered_from_the_cache():
         assert (len(service.asked), tool.cache.num_hits) == (2, 1)
 
 
+async def test_a_post_is_made_each_time_unless_it_only_reads():
+    async with Service((200, {}, "a"), (200, {}, "b"), (200, {}, "c")) as service:
+        tool = http(service.url, method="POST")
+        assert [await tool.run({"query": "x"}) for _ in range(2)] == ["a", "b"]
+        reads = http(service.url, method="POST", only_reads=True)
+        assert [await reads.run({"query": "x"}) for _ in range(2)] == ["c", "c"]
+    assert len(service.asked) == 3
+
+
 async def test_an_answer_without_the_part_that_is_told_is_a_failure():
     async with Service((200, {}, "[1]"), (200, {}, "no JSON")) as service:
         tool = http(service.url, result="hits.0")

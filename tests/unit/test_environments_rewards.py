@@ -98,7 +98,7 @@ async def test_a_judge_that_is_asked_when_the_time_is_over_is_to_blame(stage):
         async with stage(parts(judge), score_timeout_s=0.2) as s:
             failed = await s.run_and_score()
         await judge.close()
-    assert failed.cause == "judge"
+    assert failed.cause == "judge_away"
     assert f"it waited for the judge at {server.url} (try 1 of 4)" in failed.message
 
 

@@ -1,18 +1,27 @@
 """Environments with tools through the real conversation: examples/own_tools and examples/search, scripted."""
 
+import asyncio
 import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from headway.cli.main import main
-from headway.core.events import Scored
+from headway.core.events import RolloutEnded, RolloutFailed, Scored, ToolEnded
 from headway.core.payload import read_payload
+from headway.core.protocols import Outcome
+from headway.core.records import Message
 from headway.environments import trial
 from headway.environments.generation import GenerationLimits
+from headway.environments.http_tool import HttpTool, HttpToolSettings
 from headway.environments.registry import build
+from headway.environments.tools import ToolRefusal, run_tools
 from headway.renderers.chat import Renderer
 from tests.standins.families import write_family
+from tests.unit.host_stage import opened
 from tests.unit.rollout_parts import ScriptedEngine
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -34,6 +43,29 @@ async def played(renderer, environment, *answers):
 
     engine = ScriptedEngine(script, vocab=10_000)
     return await trial.try_once(environment, engine, renderer, None, LIMITS)
+
+
+@contextmanager
+def chat_service():
+    """An HTTP service that says hello."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("content-length", "5")
+            self.end_headers()
+            self.wfile.write(b"hello")
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/"
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +118,51 @@ async def test_search_finds_the_passage_and_what_was_sampled_alone_is_trained(re
     assert trained == [*renderer.encode(call), *closing, *renderer.encode(task.payload["answer"]), *closing]
     text = renderer.decode(sample.token_ids, skip_special=False)
     assert f"<tool_response>\n{found}\n</tool_response><|im_end|>\n<|im_start|>assistant\n" in text
+
+
+async def test_calls_outside_the_sandbox_are_told_once_and_beside_its_commands(renderer, tmp_path):
+    async def slow(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "slept"
+
+    def refused() -> str:
+        raise ToolRefusal("no")
+
+    answers = ["".join((called("slow", seconds=0.05), called("run"), called("refused"))), "done"]
+
+    async def rollout(chat, sandbox):
+        async def run() -> str:
+            return (await sandbox.exec(["echo", "inside"])).stdout
+
+        await run_tools(chat, [Message("user", "go")], [slow, run, refused, nobody])
+        await sandbox.exec(["true"])
+        return Outcome({})
+
+    given = {}
+
+    def script(request):
+        text = given.setdefault(request.request_id, answers[len(given)] if len(given) < 2 else "")
+        return [*renderer.encode(text), renderer.closing_id]
+
+    engine = ScriptedEngine(script, vocab=10_000)
+    with chat_service() as url:
+        nobody = HttpTool(HttpToolSettings(name="nobody", url=url))
+        answers[0] += called("nobody")
+        async with opened(tmp_path, {"replica-0": engine}, renderer, rollout, limits=LIMITS) as stage:
+            stage.start()
+            ended = await stage.until((RolloutEnded, RolloutFailed))
+    assert isinstance(ended, RolloutEnded), ended
+    told = [event for event in stage.events if isinstance(event, ToolEnded)]
+    assert [(event.call, event.where, event.cause) for event in told] == [
+        (0, "host", "exit"),
+        (1, "sandbox", "exit"),
+        (2, "host", "error"),
+        (3, "host", "exit"),
+        (4, "sandbox", "exit"),
+    ]
+    assert [event.turn for event in told] == [0, 0, 0, 0, 1]
+    assert told[0].duration_s >= 0.05
+    assert ended.num_tool_calls == 5
 
 
 async def test_an_answer_without_a_search_earns_nothing_for_it(renderer):

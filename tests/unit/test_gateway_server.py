@@ -477,3 +477,39 @@ async def test_what_is_no_request_harms_nobody_else(tmp_path, data):
             assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
         writer.close()
         assert (await asked(endpoint, "/v1/models"))[0] == 200
+
+
+BEGUN = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize("data", [BEGUN[:30], f"{BEGUN}Content-Length: 50\r\n\r\n{{"], ids=["head", "body"])
+async def test_a_request_that_stays_unfinished_is_given_up_and_an_idle_connection_is_not(tmp_path, data):
+    gateway = Gateway(GatewaySettings(request_timeout_s=0.2), name=str(tmp_path))
+    async with gateway.serving():
+        endpoint = await gateway.open(Models(), "r1.1")
+        idle_reader, idle_writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
+        answer = asyncio.ensure_future(reader.read())
+        with contextlib.suppress(ConnectionError):
+            for part in (data[:20], *data[20:], *"x" * 10_000):  # never silent, and never done
+                writer.write(part.encode())
+                await asyncio.sleep(0.01)
+                if answer.done():
+                    break
+        assert (await answer).startswith(b"HTTP/1.1 408")
+        assert b"within 0.2 s (gateway.request_timeout_s)" in answer.result()
+        writer.close()
+        idle_writer.write(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Session: {endpoint.key}\r\n\r\n".encode())
+        assert (await idle_reader.readline()).startswith(b"HTTP/1.1 200")
+        idle_writer.close()
+
+
+async def test_a_client_reads_why_its_request_is_too_long(tmp_path):
+    gateway = Gateway(GatewaySettings(max_request_mb=1), name=str(tmp_path))
+    async with gateway.serving():
+        endpoint = await gateway.open(Models(), "r1.1")
+        messages = [{"role": "user", "content": "x" * (24 << 20)}]
+        status, told = await asked(endpoint, "/v1/chat/completions", {"model": "m", "messages": messages})
+        assert (status, told["error"]["code"]) == (413, "request_too_large")
+        assert "gateway.max_request_mb" in told["error"]["message"]
+        assert (await asked(endpoint, "/v1/models"))[0] == 200

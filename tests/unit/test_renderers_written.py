@@ -6,11 +6,13 @@ from itertools import groupby
 import pytest
 
 from headway.core.errors import ModelError
-from headway.core.records import Message, Turn, VersionSpan
+from headway.core.records import Message, ToolCall, ToolSpec, Turn, VersionSpan
 from headway.models.tiny import write_tokenizer as write_tiny_tokenizer
+from headway.renderers.answers import TAGGED
 from headway.renderers.chat import Renderer
 from headway.renderers.recorder import TurnRecorder
 from headway.renderers.written import cut, written_sample
+from tests.standins.families import FAMILIES, QWEN, family_renderer
 from tests.unit.rollout_parts import CHATML
 
 USER, ANSWER, MORE = Message("user", "ab?"), Message("assistant", "abab"), Message("user", "and?")
@@ -116,3 +118,34 @@ def test_a_template_that_changes_answers_cannot_mask_them(template, tmp_path):
     (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(ModelError, match="must show each answer exactly once, unchanged"):
         written_sample(Renderer(tmp_path), [USER, ANSWER, MORE, LAST])
+
+
+CALLS = (ToolCall("call_0_0", "find", '{"what": "a key"}'), ToolCall("call_0_1", "find", '{"what": "x"}'))
+FIND = ToolSpec("find", "Find it.", {"type": "object", "properties": {"what": {"type": "string"}}})
+ROOM = Message("tool", "in the hall", tool_call_id="call_0_0", name="find")
+WITH_CALLS = [USER, Message("assistant", "", tool_calls=CALLS[:1]), ROOM, Message("assistant", "The hall.")]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_are_written_as_the_policy_makes_them_and_trained_with_their_answer(family, tmp_path):
+    renderer = family_renderer(tmp_path, family)
+    sample = written_sample(renderer, WITH_CALLS, tools=[FIND])
+    first, second = trained_texts(renderer, sample)
+    end = renderer.decode([renderer.closing_id], skip_special=False)
+    parsed = (renderer._format or TAGGED).read(renderer.spoken(WITH_CALLS[1]))
+    assert (parsed.calls, parsed.content) == ((("find", '{"what": "a key"}'),), "")
+    assert first == renderer.spoken(WITH_CALLS[1]) + end
+    assert '"find"' in first
+    assert second == "The hall." + end
+    text = renderer.decode(sample.token_ids, skip_special=False)
+    assert "Find it." in text[: text.index(first)]
+    assert "in the hall" in text[text.index(first) + len(first) :]
+
+
+@pytest.mark.parametrize("family", QWEN[:1])
+def test_several_calls_beside_content_are_what_the_template_writes(family, tmp_path):
+    renderer = family_renderer(tmp_path, family)
+    messages = [USER, Message("assistant", "Let me see.", tool_calls=CALLS)]
+    text = renderer.decode(written_sample(renderer, messages, tools=[FIND]).token_ids, skip_special=False)
+    whole = renderer._template.render(messages, add_generation_prompt=False, tools=[FIND])
+    assert whole.strip() == text

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -358,3 +359,16 @@ def test_settings_that_cannot_work_are_refused_without_saying_secrets(changes, k
 def test_settings_without_a_judge_are_not_looked_at():
     assert JudgeSettings(prompt="").problems() == []
     assert JudgeSettings(url="http://h/v1", model="m", prompt='{"x": 1} {data.code}').problems() == []
+
+
+def test_the_cache_forgets_what_was_used_longest_ago(tmp_path):
+    cache = Cache(tmp_path, 32)
+    for number in range(100):
+        cache.put(key_of({"n": number}), {"text": str(number)})
+        for path in tmp_path.glob("??/*.json"):  # the clock of the disk is coarse
+            os.utime(path, ns=(0, path.stat().st_mtime_ns - 10**9))
+        assert cache.get(key_of({"n": 0})) == {"text": "0"}
+    kept = [number for number in range(100) if cache.get(key_of({"n": number}))]
+    assert 32 <= len(kept) <= 32 + 2
+    assert kept == [0, *range(100 - len(kept) + 1, 100)]
+    assert not list(tmp_path.glob("??/.*"))

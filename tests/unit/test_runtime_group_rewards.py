@@ -14,7 +14,7 @@ from headway.core.errors import UserError
 from headway.core.events import CommandRefused, GroupSignal
 from headway.core.payload import Payload, PayloadWriter
 from headway.core.records import FLAGS, FLOATS, TOKENS, TrainingSample, VersionSpan
-from headway.rewards.faults import JudgeError
+from headway.rewards.faults import JudgeAwayError, JudgeError
 from headway.rewards.group import load_group_reward
 from headway.runtime.group_rewards import GroupRewardThread
 from headway.runtime.rewards import group_reward, longest_s, reward_stage
@@ -48,13 +48,13 @@ def test_the_rewards_of_a_group_are_what_the_advantage_sees(tmp_path):
     assert event == GroupSignal("g", (("aa", 0.5), ("bbbb", -0.5)), rewards=(1.5, 0.5))
 
 
-def test_a_judge_that_fails_drops_the_group_with_the_reason(tmp_path):
+@pytest.mark.parametrize(("error", "cause"), [(JudgeError, "judge"), (JudgeAwayError, "judge_away")])
+def test_a_judge_that_fails_gives_no_signal_and_says_why(tmp_path, error, cause):
     async def away(members):
-        raise JudgeError("the judge is away")
+        raise error("the judge is away")
 
     event = answered(away, command(tmp_path, "a", "b"), tmp_path)
-    assert (event.keep, event.reason) == (False, "no reward: the judge is away")
-    assert event.advantages == (("a", 0.0), ("b", 0.0))
+    assert event == GroupSignal("g", (), keep=False, reason="the judge is away", failed=cause)
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), UserError("the rule")])

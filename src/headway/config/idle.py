@@ -110,7 +110,7 @@ TABLE = (
     Idle("judge.prompt per_turn", lambda c: c.judge.each, ("judge.each",)),
     Idle("judge.pattern", lambda c: c.judge.form == "pattern", ("judge.form",)),
     Idle("judge.response_format", lambda c: c.judge.form == "json", ("judge.form",)),
-    Idle("judge.cache_dir", lambda c: c.judge.cache, ("judge.cache",)),
+    Idle("judge.cache_dir cache_entries", lambda c: c.judge.cache, ("judge.cache",)),
     Idle(
         "shaping.free_tokens max_token_penalty",
         lambda c: c.shaping.token_penalty > 0,

@@ -40,6 +40,7 @@ def scheduler_settings(config: Config) -> SchedulerSettings:
         score_timeout_s=config.reward.timeout_s,
         score_wait_s=config.reward.max_wait_s,
         max_score_tries=config.reward.max_tries,
+        judge_outage_s=config.reward.max_outage_s,
         group_reward_s=config.reward.group_timeout_s if config.reward.group else 0.0,
         num_environment_workers=config.environment.workers,
         num_replicas=config.generator.replicas,

@@ -181,17 +181,18 @@ class TurnEnded:
 
 @dataclass(slots=True)
 class ToolEnded:
-    """A tool call in the sandbox ended."""
+    """A tool call ended: a command in the sandbox, or a tool outside it that used no sandbox."""
 
     rollout: str
     attempt: int
     turn: int  # of the answer that it follows
     call: int  # index among the attempt's calls; a lower one than expected is a repetition
     duration_s: float
-    cause: str  # exit, wall, oom, ... as the sandbox says
+    cause: str  # exit, wall, oom, ... as the sandbox says; of a tool outside it exit, error or killed
     overhead_s: float | None = None  # of duration_s, all but the run of the command: starting it, clearing up
     cpu_s: float | None = None  # of all its processes, None where the provider does not tell
     memory_bytes: int | None = None  # most that it held, likewise
+    where: Literal["sandbox", "host"] = "sandbox"  # host: a function, or a tool over HTTP or MCP
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +275,7 @@ class Scored:
     sandbox_start_s: float  # part of duration_s that went into starting the verifier's sandbox
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     turn_rewards: tuple[float, ...] = ()  # one for each answer of the policy, or empty
+    judged: bool = False  # a judge was asked for it and answered; one from a cache was not
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +285,7 @@ class ScoreFailed:
     rollout: str
     attempt: int
     tries: int
-    cause: str
+    cause: str  # a short name; judge_away where the judge answered nothing at all, judge where it did
     message: str
 
 
@@ -299,6 +301,7 @@ class GroupSignal:
         tuple[float, ...], ...
     ] = ()  # advantages of each rollout's turns, in the same order, or empty
     rewards: tuple[float, ...] = ()  # that reward.group made, in the same order; empty for the scores' own
+    failed: Literal["", "judge", "judge_away"] = ""  # there is no signal, as in ScoreFailed; reason says why
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ ends (record.py). Histories are not recorded, so an environment that takes them 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from headway.core.errors import ContextFullError, EnvironmentFault
@@ -79,6 +79,7 @@ class Conversation:
         self._histories = Histories(self.turns, renderer, self._parked, self._must_be_open)
         self.record = Record()
         self.payload: Callable[[], Awaitable[str]] = _no_payload  # writes what another life goes on from
+        self.calling: Callable[[], AbstractContextManager[None]] = nullcontext  # around a tool's call
 
     @property
     def recorder(self) -> TurnRecorder:

@@ -37,7 +37,7 @@ from headway.environments.tasks import source_of
 from headway.environments.watch import ValueHook, Watch
 from headway.rewards.case import Case
 from headway.rewards.check import checked
-from headway.rewards.faults import JudgeError
+from headway.rewards.faults import JudgeAwayError, JudgeError
 from headway.rewards.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -305,14 +305,14 @@ class RolloutHost:
         except OverdueError:
             rule = "a rollout must be scored within reward.timeout_s"
             if waiting.busy_with:
-                raise JudgeError(f"{rule}; it waited for {waiting.busy_with}", value=timeout_s) from None
+                raise JudgeAwayError(f"{rule}; it waited for {waiting.busy_with}", value=timeout_s) from None
             if waiting.outside_s > max_wait_s:
                 rule = "a rollout may wait for a judge's rate limit for reward.max_wait_s"
                 raise JudgeError(rule, value=max_wait_s) from None
             raise OverdueError(rule, value=timeout_s) from None
         lease.must_be_intact()
         spent_s = stopwatch() - began - lease.waited_s - waiting.outside_s
-        return scored(command, reward, max(0.0, spent_s), lease.start_s)
+        return scored(command, reward, max(0.0, spent_s), lease.start_s, judged=waiting.was_answered)
 
     async def _rewarded(self, environment: Environment, case: Case, waiting: Waiting) -> Reward:
         with waiting.here():

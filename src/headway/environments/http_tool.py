@@ -55,6 +55,10 @@ class HttpToolSettings:
     secrets: dict[str, str] = setting(
         dict, "Headers that hold secrets, each with its environment variable, as in Bearer SEARCH_KEY."
     )
+    only_reads: bool = setting(
+        False,
+        "A POST changes nothing at the service: equal calls are answered from the cache, as with GET.",
+    )
     limits: dict[str, Any] = setting(dict, "Fields of OutsideLimits.")
 
     def problems(self) -> list[Problem]:
@@ -101,11 +105,12 @@ class HttpTool:
                 )
         if missing := [name for name in settings.required if name not in arguments]:
             raise ToolRefusal(f"{settings.name} needs {', '.join(missing)}")
-        call = json.dumps(arguments, sort_keys=True)
-        if (known := self.cache.get(call)) is not None:
+        call, is_kept = json.dumps(arguments, sort_keys=True), settings.method == "GET" or settings.only_reads
+        if is_kept and (known := self.cache.get(call)) is not None:
             return known
         answer = shortened(await self._asked(arguments), self._limits.max_chars)
-        self.cache.put(call, answer)
+        if is_kept:
+            self.cache.put(call, answer)
         return answer
 
     async def _asked(self, arguments: dict[str, Any]) -> str:

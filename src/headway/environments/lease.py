@@ -89,7 +89,8 @@ class SandboxLease:
         self.turn: Callable[[], int] = lambda: 0  # index of the turn that tool calls belong to
         self.answering_s: Callable[[], float] = lambda: 0.0  # that answers were awaited so far
         self.start_s = 0.0
-        self.num_execs = 0
+        self.num_tool_calls = 0  # commands, and calls of tools outside
+        self._num_uses = 0  # of the sandbox, of any kind
         self._use = UseSoFar()
         self._failure: SandboxError | None = None  # of the infrastructure
         self._owed: Event | None = None  # an ending to be told when what is starting is gone
@@ -258,9 +259,10 @@ class SandboxLease:
 
     async def _call(self, call: Call, run: Callable[[Call, Sandbox], Awaitable[Any]]) -> Any:
         """Answer from the record, or do it and record it."""
+        self._num_uses += 1
         known = self.record.called(call)
         if known is not None:
-            self.num_execs += known.op == "exec"
+            self.num_tool_calls += known.op == "exec"
             if known.failed and known.op == "exec":
                 self._failure = SandboxError(known.failed)
             return known.answer()
@@ -296,8 +298,8 @@ class SandboxLease:
             cause = "killed"  # nothing failed
             raise
         finally:
-            number = self.num_execs
-            self.num_execs += 1
+            number = self.num_tool_calls
+            self.num_tool_calls += 1
             if self._purpose == "rollout":
                 # A program that asks the policy waits meanwhile: that time is the answers', not the tool's.
                 spent_s = max(0.0, stopwatch() - self.answering_s() - began)
@@ -307,6 +309,25 @@ class SandboxLease:
         if result.cause == "infra":
             raise SandboxError(f"the sandbox failed: {result.stderr.strip()[:200] or 'no reason given'}")
         return result
+
+    @contextlib.contextmanager
+    def outside_call(self) -> Generator[None]:
+        """Tell of the call of a tool outside the sandbox; of one that uses the sandbox its commands tell."""
+        began, num_uses, cause = stopwatch() - self.answering_s(), self._num_uses, "error"
+        try:
+            yield
+            cause = "exit"
+        except asyncio.CancelledError:
+            cause = "killed"
+            raise
+        finally:
+            if self._num_uses == num_uses:
+                number = self.num_tool_calls
+                self.num_tool_calls += 1
+                if not self.record.telling:
+                    spent_s = max(0.0, stopwatch() - self.answering_s() - began)
+                    of = (self._rollout, self._attempt, self.turn(), number)
+                    self._emit(ToolEnded(*of, spent_s, cause, where="host"))
 
     def must_be_intact(self) -> None:
         """Raise the SandboxError that the infrastructure caused, whoever caught it."""

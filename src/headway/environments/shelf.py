@@ -58,7 +58,7 @@ class Shelf:
         lease.record, lease.store = chat.record, self._store
         lease.turn = lambda: chat.turns.num_answers - 1
         lease.answering_s = lambda: chat.answering_s
-        chat.generation.before_answer = lease.revive
+        chat.generation.before_answer, chat.calling = lease.revive, lease.outside_call
         if chat.record.kept:
             chat.payload = lambda: self._written(chat, lease)
 

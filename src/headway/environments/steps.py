@@ -13,7 +13,7 @@ from headway.core.protocols import Outcome
 from headway.environments.faults import PayloadError, describe_exception
 from headway.environments.supervised import OverdueError
 from headway.rewards.check import MalformedRewardFault
-from headway.rewards.faults import JudgeError, RewardRaisedFault, RewardTimeoutFault
+from headway.rewards.faults import JudgeAwayError, JudgeError, RewardRaisedFault, RewardTimeoutFault
 
 if TYPE_CHECKING:
     from headway.core.commands import Score, StartRollout
@@ -55,14 +55,16 @@ def finish_rollout(
         payload=reference,
         spans=recorder.spans(),
         num_turns=chat.num_turns,
-        num_tool_calls=lease.num_execs,
+        num_tool_calls=lease.num_tool_calls,
         num_prompt_tokens=recorder.num_prompt_tokens,
         num_tokens=recorder.num_sampled_tokens,
         truncated=chat.turns.truncated,
     )
 
 
-def scored(command: Score, reward: Reward, duration_s: float, sandbox_start_s: float) -> Scored:
+def scored(
+    command: Score, reward: Reward, duration_s: float, sandbox_start_s: float, *, judged: bool = False
+) -> Scored:
     """Return the event of a score; metrics that are not finite are left out."""
     return Scored(
         rollout=command.rollout,
@@ -74,18 +76,22 @@ def scored(command: Score, reward: Reward, duration_s: float, sandbox_start_s: f
         sandbox_start_s=sandbox_start_s,
         metrics=finite_only(reward.metrics),
         turn_rewards=tuple(map(float, reward.turns)),
+        judged=judged,
     )
 
 
 def score_failed(command: Score, error: Exception) -> ScoreFailed:
-    """Return the event of a failed score; cause timeout, sandbox, judge, not_finite, malformed, exception."""
+    """Return the event of a failed score.
+
+    Its cause is timeout, sandbox, judge, judge_away, not_finite, malformed or exception.
+    """
     cause = "exception"
     if isinstance(error, (OverdueError, RewardTimeoutFault)):
         cause = "timeout"
     elif isinstance(error, SandboxError):
         cause = "sandbox"
     elif isinstance(error, JudgeError):
-        cause = "judge"
+        cause = "judge_away" if isinstance(error, JudgeAwayError) else "judge"
     elif isinstance(error, RewardFault) and not isinstance(error, RewardRaisedFault):
         cause = "malformed" if isinstance(error, MalformedRewardFault) else "not_finite"
     return ScoreFailed(command.rollout, command.attempt, command.tries, cause, describe_exception(error))

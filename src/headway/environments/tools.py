@@ -16,6 +16,7 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -58,6 +59,15 @@ class Tool(Protocol):
 
 Callables: TypeAlias = Sequence[Tool | Callable[..., Any]]
 """Tools as `run_tools` takes them."""
+
+
+@runtime_checkable
+class TimesCalls(Protocol):
+    """A chat that tells how long the calls of tools outside the sandbox take."""
+
+    def calling(self) -> AbstractContextManager[None]:
+        """Return what a call happens in."""
+        ...
 
 
 class FunctionTool:
@@ -180,7 +190,7 @@ async def run_tools(
         messages = []
         for at, call in enumerate(calls):
             if at < _MAX_CALLS:
-                text, refused = await _called(by_name, call)
+                text, refused = await _called(chat, by_name, call)
                 num_calls += 1
             else:
                 text, refused = f"Error: only {_MAX_CALLS} calls of an answer are run.", True
@@ -188,13 +198,15 @@ async def run_tools(
             messages.append(Message("tool", text, tool_call_id=call.id, name=call.name))
 
 
-async def _called(tools: Mapping[str, Tool], call: ToolCall) -> tuple[str, bool]:
+async def _called(chat: Chat, tools: Mapping[str, Tool], call: ToolCall) -> tuple[str, bool]:
     """Return what the policy is told of a call, and whether it was refused."""
     if call.name not in tools:
         guess = did_you_mean(nearest(call.name, tools)) or f"There are {', '.join(tools)}."
         return f"Error: there is no tool {call.name[:80]}. {guess}", True
+    timed = chat.calling() if isinstance(chat, TimesCalls) else nullcontext()
     try:
-        return _whole(await tools[call.name].run(json.loads(call.arguments))), False
+        with timed:
+            return _whole(await tools[call.name].run(json.loads(call.arguments))), False
     except ToolRefusal as refusal:
         return _whole(shortened(f"Error: {refusal}", DEFAULT_MAX_CHARS)), True
 

@@ -1,11 +1,14 @@
 """HTTP/1.1 on one connection: requests in, responses out. h11 knows the protocol, this moves the bytes.
 
-Consumes what the client sends. Waits for a request, for its body, and in `gone` for the client's leaving
-while somebody else works on the answer; the end of the connection unblocks each.
+Consumes what the client sends. Waits for a request, as long as it likes; for the rest of one that has begun,
+until its time is over; and in `gone` for the client's leaving while somebody else works on the answer. The
+end of the connection unblocks each.
 """
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 1 << 16
 _MAX_HEAD_BYTES = 1 << 16
+_LINGER_S = 2.0  # for which a client that was refused may go on sending what it had begun
+_LINGER_BYTES = 256 << 20  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +47,15 @@ class Exchange:
         self._is_head = False  # the present request, whose response has no body
         self.begun = False  # the response to the present request
 
-    async def receive(self) -> Request | None:
+    async def receive(self, timeout_s: float) -> Request | None:
         """Return the next request, None when there is none any more.
+
+        Args:
+            timeout_s: in which one that has begun must be complete. None may begin for as long as it likes.
 
         Raises ApiError for what is no request, which is the connection's last.
         """
+        due_s: float | None = None  # once the first bytes of it are there
         try:
             if self._protocol.our_state is h11.DONE:
                 self._protocol.start_next_cycle()
@@ -57,10 +66,13 @@ class Exchange:
             while True:
                 event = self._protocol.next_event()
                 if event is h11.NEED_DATA:
+                    if due_s is None and (head is not None or self._protocol.trailing_data[0]):
+                        due_s = asyncio.get_running_loop().time() + timeout_s
                     if self._protocol.they_are_waiting_for_100_continue:
                         go_on = h11.InformationalResponse(status_code=100, headers=[])
                         self._write(self._protocol.send(go_on))
-                    self._protocol.receive_data(await self._reader.read(_READ_BYTES))
+                    async with asyncio.timeout_at(due_s):
+                        self._protocol.receive_data(await self._reader.read(_READ_BYTES))
                 elif isinstance(event, h11.Request):
                     head = event
                     self._is_head = head.method == b"HEAD"
@@ -80,6 +92,9 @@ class Exchange:
             raise ApiError(
                 error.error_status_hint, f"this is no HTTP request: {error}", code="bad_request"
             ) from error
+        except TimeoutError:
+            rule = f"a request must be complete within {timeout_s:g} s (gateway.request_timeout_s)"
+            raise ApiError(408, rule, code="request_timeout") from None
         except ConnectionError:
             return None
 
@@ -130,6 +145,19 @@ class Exchange:
         rest = b"" if self._is_head else self._protocol.send(h11.Data(data=body)) or b""
         self._write(head + rest + (self._protocol.send(h11.EndOfMessage()) or b""))
         await self._drain()
+
+    async def linger(self) -> None:
+        """Take in for a while what a client goes on sending that was refused, and end the connection.
+
+        One that is closed with something unread is reset, and its client may never see why.
+        """
+        num = 0
+        with suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                if self._writer.can_write_eof():
+                    self._writer.write_eof()
+                while num < _LINGER_BYTES and (data := await self._reader.read(_READ_BYTES)):
+                    num += len(data)
 
     @property
     def may_respond(self) -> bool:

@@ -152,7 +152,7 @@ class Gateway:
         try:
             while True:
                 try:
-                    request = await exchange.receive()
+                    request = await exchange.receive(self._settings.request_timeout_s)
                     if request is None:
                         return
                     began = stopwatch()
@@ -164,6 +164,8 @@ class Gateway:
                     if not exchange.may_respond:
                         return
                     await exchange.respond(error.status, writing.dumped(error.body))
+                    if not exchange.goes_on:
+                        await exchange.linger()
                 if not exchange.goes_on:
                     return
         except ClientGoneError:

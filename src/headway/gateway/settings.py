@@ -33,4 +33,10 @@ class GatewaySettings:
         "go on waiting.",
         gt=0,
     )
+    request_timeout_s: float = setting(
+        60.0,
+        "Seconds in which a request that has begun must be complete; a connection may wait for one for as "
+        "long as it likes.",
+        gt=0,
+    )
     max_request_mb: int = setting(64, "Longest body of a request, MiB.", ge=1)

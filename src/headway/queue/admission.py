@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import RequestTask, StartRollout
 from headway.core.protocols import MAIN_POLICY
-from headway.queue import choice, concurrency, lost_steps, sandboxes
+from headway.queue import choice, concurrency, lost_steps, outage, sandboxes
 from headway.queue.choice import Choice
 from headway.queue.context import Context, origin, rollout_seed
 from headway.queue.state import Again, GroupState, RolloutState
@@ -33,7 +33,7 @@ def admit(ctx: Context) -> None:
     """Ask for tasks while a new group would train within the depth."""
     state, queue = ctx.state, ctx.settings.queue
     dry = (state.exhausted and not state.again) or ctx.settings.eval.only
-    if state.phase != "running" or state.restart_due or dry or not state.replicas:
+    if state.phase != "running" or state.restart_due or dry or not state.replicas or outage.is_on(ctx):
         return
     index = ctx.index
     ahead = ghosts(ctx) + index.num_ahead + lost_steps.places(ctx) - ctx.settings.oversampling.groups_extra

@@ -62,8 +62,10 @@ class Context:
             self.met(f"rollout:{rollout.id}")
             self.met(f"score:{rollout.id}")
             self.met(f"cancel:{rollout.id}")
+            self.state.outage.waiting.pop(rollout.id, None)
         self.met(f"task:{group.id}")
         self.met(f"signal:{group.id}")
+        self.state.outage.waiting.pop(group.id, None)
 
     def open_group(self, group: GroupState) -> None:
         """Take in a new group."""
@@ -72,10 +74,12 @@ class Context:
 
     def move(self, group: GroupState, stage: GroupStage, *, dormant: bool = False) -> None:
         """Put a group into a stage."""
+        self.state.outage.waiting.pop(group.id, None)
         self.index.move(group, stage, dormant=dormant)
 
     def place(self, group: GroupState, rollout: RolloutState, station: Station) -> None:
         """Put a rollout at a station."""
+        self.state.outage.waiting.pop(rollout.id, None)
         self.index.place(group, rollout, station)
 
     def find(self, rollout_id: str) -> tuple[GroupState, RolloutState] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.notes import EvalEnded, EvalStarted
-from headway.queue import sandboxes
+from headway.queue import outage, sandboxes
 from headway.queue.admission import request_group
 from headway.queue.choice import Choice
 from headway.queue.rollouts import cancel
@@ -57,7 +57,7 @@ def fill(ctx: Context) -> None:
     """Ask for the next tasks of the evaluation, as far as its share of the generators allows."""
     state, settings = ctx.state, ctx.settings.eval
     evaluation = state.eval
-    if evaluation is None or evaluation.num_requested >= evaluation.num_tasks:
+    if evaluation is None or evaluation.num_requested >= evaluation.num_tasks or outage.is_on(ctx):
         return
     most = evaluation.num_tasks
     slots = sum(replica.max_running for replica in state.replicas.values())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Signal
 from headway.core.notes import GroupSettled, Refilled
-from headway.queue import acceptance, choice, oversampling, pruning
+from headway.queue import acceptance, choice, outage, oversampling, pruning
 from headway.queue.rollouts import fate_of_loss
 from headway.queue.staleness import judge_queued
 from headway.queue.state import CARRIED, GroupState
@@ -98,10 +98,17 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
         else:
             state.failed_groups += not stale
         return
-    state.failed_groups = 0
+    if not ctx.settings.group_reward_s:  # else it may fail still
+        state.failed_groups = 0
     choice.settled(ctx, group, scored)
     oversampling.split(ctx, group, scored, late)
     ctx.move(group, "signalling")
+    ask_signal(ctx, group)
+
+
+def ask_signal(ctx: Context, group: GroupState) -> None:
+    """Ask for the advantages of a settled group."""
+    scored, group.asked_at = group.rollouts, ctx.state.outage.num_answers
     rewards = tuple((r.id, r.reward) for r in scored)
     turns = tuple(r.turn_rewards for r in scored)
     lengths, turns = tuple(r.num_tokens for r in scored), turns if any(turns) else ()
@@ -116,6 +123,12 @@ def _settle_train(ctx: Context, group: GroupState) -> None:
 def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
     """Advantages are here: queue the group or filter it."""
     ctx.met(f"signal:{group.id}")
+    if event.failed:
+        _signal_failed(ctx, group, event)
+        return
+    outage.answered(ctx, group.id in ctx.state.outage.waiting)
+    if ctx.settings.group_reward_s:
+        ctx.state.failed_groups = 0
     advantages = dict(event.advantages)
     for rollout in group.rollouts:
         rollout.advantage = advantages[rollout.id]
@@ -124,7 +137,7 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
         rollout.turn_advantages = turns.get(rollout.id, ())
     if group.leaving:
         oversampling.end(ctx, group)
-    elif ctx.state.phase == "stopping" and ctx.state.outcome not in CARRIED:
+    elif _is_unused(ctx):
         for rollout in group.rollouts:
             ctx.settle(rollout, "unused")
         ctx.drop_group(group)
@@ -142,6 +155,40 @@ def signalled(ctx: Context, group: GroupState, event: GroupSignal) -> None:
             ctx.place(group, rollout, "queued")
         _note_settled(ctx, group, "queued")
         judge_queued(ctx, group)
+
+
+def _is_unused(ctx: Context) -> bool:
+    """Whether nobody will train on what is still to come."""
+    return ctx.state.phase == "stopping" and ctx.state.outcome not in CARRIED
+
+
+def _signal_failed(ctx: Context, group: GroupState, event: GroupSignal) -> None:
+    """The group has no rewards, for a judge failed: wait for it, ask again, or lose the group."""
+    ended = group.leaving or _is_unused(ctx)
+    away = event.failed == "judge_away" and not ended
+    if away and outage.wait(ctx, group, group.id, group.asked_at, event.reason):
+        return
+    group.signal_failures += 1
+    if group.signal_failures < ctx.settings.max_score_tries and ctx.state.phase == "running" and not ended:
+        ask_signal(ctx, group)
+        return
+    why = f"infrastructure failure ({event.failed}) in the rewards of a group of task {group.task_id}"
+    ctx.state.last_failure = f"{why}: {event.reason}"
+    signal_lost(ctx, group, event.reason)
+
+
+def signal_lost(ctx: Context, group: GroupState, words: str) -> None:
+    """Settle a group that a judge has no rewards for, `words` say why."""
+    if group.leaving:
+        oversampling.end(ctx, group)
+        return
+    unused = _is_unused(ctx)
+    for rollout in group.rollouts:
+        ctx.settle(rollout, "unused" if unused else "failed_infrastructure", "" if unused else words)
+    if not unused:
+        _note_settled(ctx, group, "voided")
+        ctx.state.failed_groups += 1
+    ctx.drop_group(group)
 
 
 def _no_signal(ctx: Context, group: GroupState, reason: str) -> None:

@@ -13,7 +13,7 @@ from headway.queue import guard, oversampling, rollouts, streaming
 from headway.queue.admission import ask_task, start_attempt
 from headway.queue.lost_steps import age, is_lost, plan, take_again
 from headway.queue.recovery import requeue
-from headway.queue.state import ACTIVE, RefusalState
+from headway.queue.state import ACTIVE, OutageState, RefusalState
 
 if TYPE_CHECKING:
     from headway.core.events import RunResumed
@@ -41,7 +41,7 @@ def resumed(ctx: Context, event: RunResumed) -> None:
     state.workers, state.trainer_joined, state.trainer = [], False, "idle"
     state.worker_restarts = {}
     state.replicas, state.sandboxes, state.requests = {}, {}, {}
-    state.refusals = RefusalState()
+    state.refusals, state.outage = RefusalState(), OutageState()
     state.eval, state.eval_wanted = None, -1
     state.evaluated = state.evaluated if state.evaluated <= event.step else -1
     state.restart_due = True
@@ -114,7 +114,7 @@ def restart_unfinished(ctx: Context, group: GroupState) -> None:
             continue
         rollout.pending, rollout.owner = "", ""
         if rollout.station == "scoring":
-            rollout.score_tries = 0
+            rollout.score_tries = rollout.score_failures = 0
             rollouts.score(ctx, group, rollout)
         else:
             rollout.attempt += 1

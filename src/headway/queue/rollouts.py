@@ -12,7 +12,7 @@ from headway.core.commands import Cancel, Score
 from headway.core.events import RolloutEnded, RolloutFailed, Scored, ScoreFailed, ToolEnded, TurnEnded
 from headway.core.notes import AttemptFailed, Fate
 from headway.core.records import VersionSpan, merge_spans, without_last
-from headway.queue import concurrency, lost_steps, sandboxes, staleness
+from headway.queue import concurrency, lost_steps, outage, sandboxes, staleness
 from headway.queue.admission import start_attempt
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _FATES: dict[str, Fate] = {
     "voided": "voided",
 }
 FAULTS = ("infrastructure", "environment", "reward")
+_NOT_THE_REWARDS = ("sandbox", "judge", "judge_away", "worker_lost")
+"""Causes of a failed score for which the reward is not to blame."""
 _LATE = {"environment": "environment", "sandbox": "infrastructure"}
 """What an attempt waited for at its deadline -> whose fault that is."""
 
@@ -67,7 +69,8 @@ def tool_ended(ctx: Context, rollout: RolloutState, event: ToolEnded) -> None:
     """A tool call is over; the environment thinks or asks again."""
     rollout.num_calls = event.call + 1
     rollout.last_sign = f"the end of tool call {event.call}"
-    staleness.shaped(rollout)
+    if event.where == "sandbox":
+        staleness.shaped(rollout)
     progress(ctx, rollout)
 
 
@@ -83,7 +86,7 @@ def ended(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollout
     crossed = rollout.owner in (*_LATE, "restart") or rollout.pruned in CROSSING
     if rollout.pending == "cancelling" and not crossed:
         ctx.met(f"cancel:{rollout.id}")
-        _lose(ctx, group, rollout, rollout.owner)
+        lose(ctx, group, rollout, rollout.owner)
         return
     _settled(ctx, rollout)
     # its end crossed the cancel of its deadline, of its restart or of its pruning: it counts
@@ -101,7 +104,7 @@ def _settled(ctx: Context, rollout: RolloutState) -> None:
 def score(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
     """Ask for the next try at a rollout's score."""
     ctx.place(group, rollout, "scoring")
-    rollout.score_tries += 1
+    rollout.score_tries, rollout.asked_at = rollout.score_tries + 1, ctx.state.outage.num_answers
     ctx.ask(Score(rollout.id, rollout.attempt, rollout.score_tries, group.task_id, rollout.payload))
     slack = 2 * ctx.settings.deadlines.sandbox_s  # queueing for and starting a verifier's sandbox
     ctx.expect(f"score:{rollout.id}", ctx.settings.score_timeout_s + ctx.settings.score_wait_s + slack)
@@ -118,7 +121,7 @@ def failed(ctx: Context, group: GroupState, rollout: RolloutState, event: Rollou
         _begin_anew(ctx, group, rollout)
         return
     if cancelling and rollout.owner not in _LATE:
-        _lose(ctx, group, rollout, rollout.owner)
+        lose(ctx, group, rollout, rollout.owner)
         return
     owner = _LATE[rollout.owner] if cancelling else event.owner
     message = event.message if owner == event.owner else f"no answer within its deadline ({event.message})"
@@ -130,7 +133,7 @@ def unwritten(ctx: Context, group: GroupState, rollout: RolloutState) -> None:
     ctx.met(f"rollout:{rollout.id}")
     _settled(ctx, rollout)
     sandboxes.release_all(ctx, rollout)
-    _lose(ctx, group, rollout, "scheduler")
+    lose(ctx, group, rollout, "scheduler")
 
 
 def attempt_failed(
@@ -147,7 +150,7 @@ def attempt_failed(
         start_attempt(ctx, group, rollout)
         return
     ctx.state.last_failure = f"{owner} failure ({cause}) in task {group.task_id}: {message}"
-    _lose(ctx, group, rollout, owner)
+    lose(ctx, group, rollout, owner)
 
 
 def give_up(
@@ -176,9 +179,10 @@ def scored(ctx: Context, group: GroupState, rollout: RolloutState, event: Scored
     """A score arrived."""
     ctx.met(f"score:{rollout.id}")
     sandboxes.release_all(ctx, rollout)
+    outage.answered(ctx, event.judged)
     if rollout.pending == "cancelling":
         ctx.met(f"cancel:{rollout.id}")
-        _lose(ctx, group, rollout, rollout.owner)
+        lose(ctx, group, rollout, rollout.owner)
         return
     ctx.place(group, rollout, "scored")
     rollout.reward, rollout.turn_rewards = event.reward, event.turn_rewards
@@ -195,19 +199,29 @@ def score_failed(ctx: Context, group: GroupState, rollout: RolloutState, event: 
     """A try at scoring failed: try again, never regenerate."""
     ctx.met(f"score:{rollout.id}")
     sandboxes.release_all(ctx, rollout)
-    retry = rollout.score_tries < ctx.settings.max_score_tries and not rollout.pending
-    owner = "infrastructure" if event.cause in ("sandbox", "judge") else "reward"
+    owner = "infrastructure" if event.cause in _NOT_THE_REWARDS else "reward"
+    away = event.cause == "judge_away" and not rollout.pending
+    if away and outage.wait(ctx, group, rollout.id, rollout.asked_at, event.message):
+        ctx.note(AttemptFailed(rollout.id, rollout.attempt, owner, event.cause, event.message, True))
+        return
+    rollout.score_failures += 1
+    retry = rollout.score_failures < ctx.settings.max_score_tries and not rollout.pending
     ctx.note(AttemptFailed(rollout.id, rollout.attempt, owner, event.cause, event.message, retry))
     if retry:
         score(ctx, group, rollout)
         return
     ctx.state.last_failure = f"{owner} failure ({event.cause}) in task {group.task_id}: {event.message}"
-    _lose(ctx, group, rollout, rollout.owner if rollout.pending else owner)
+    lose(ctx, group, rollout, rollout.owner if rollout.pending else owner)
 
 
 def cancel(ctx: Context, rollout: RolloutState, reason: str, owner: str = "scheduler") -> None:
     """Ask for an end; the answering event settles it. `owner` is whose fault the end will be."""
     if rollout.pending == "cancelling" or rollout.station in ("scored", "lost"):
+        return
+    if ctx.state.outage.waiting.get(rollout.id) is False:  # nothing runs that could answer
+        found = ctx.find(rollout.id)
+        if found is not None:
+            lose(ctx, found[0], rollout, owner)
         return
     _settled(ctx, rollout)
     rollout.pending, rollout.owner = "cancelling", owner
@@ -249,7 +263,7 @@ def _never_ended(ctx: Context, group: GroupState, rollout: RolloutState) -> None
     elif rollout.owner == "restart":
         _begin_anew(ctx, group, rollout)
     else:
-        _lose(ctx, group, rollout, rollout.owner)
+        lose(ctx, group, rollout, rollout.owner)
 
 
 def _total_limit(ctx: Context, rollout: RolloutState) -> float:
@@ -288,6 +302,7 @@ def fate_of_loss(rollout: RolloutState) -> Fate:
     return _FATES.get(rollout.owner, "stopped")
 
 
-def _lose(ctx: Context, group: GroupState, rollout: RolloutState, owner: str) -> None:
+def lose(ctx: Context, group: GroupState, rollout: RolloutState, owner: str) -> None:
+    """Let a rollout leave its group; `owner` is whose fault that is."""
     ctx.place(group, rollout, "lost")
     rollout.owner, rollout.pending = owner, ""

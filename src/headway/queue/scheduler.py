@@ -67,6 +67,7 @@ from headway.queue import (
     evaluation,
     groups,
     guard,
+    judging,
     partial,
     pruning,
     recovery,
@@ -203,6 +204,7 @@ class Scheduler:
             self._run_each_rule(ctx)
 
     def _run_each_rule(self, ctx: Context) -> None:
+        judging.run(ctx)
         groups.settle_complete(ctx)
         stopping.failing(ctx)
         ended = evaluation.end(ctx)

@@ -268,6 +268,7 @@ ELSEWHERE = {
     "environment.workers": "num_environment_workers",
     "reward.timeout_s": "score_timeout_s",
     "reward.max_tries": "max_score_tries",
+    "reward.max_outage_s": "judge_outage_s",
     "sandbox.max_live": "max_sandboxes",
 }
 """Keys of other rooms' sections that the scheduler follows: full key -> field of SchedulerSettings."""
@@ -313,6 +314,7 @@ class SchedulerSettings:
     score_timeout_s: float = 30.0  # of one try
     score_wait_s: float = 0.0  # that it may take beside that, for the rate limit of a judge
     max_score_tries: int = 2
+    judge_outage_s: float = 0.0  # for which scores wait for a judge that answers nobody; 0 for none
     group_reward_s: float = 0.0  # for the function that makes rewards of a whole group; 0 for none
     max_sandboxes: int = 16  # live at once, those included that environment workers keep ready
     ready_sandboxes: int = 0  # of these, left to what several workers keep ready, which none other gets

@@ -48,6 +48,8 @@ class RolloutState:
     payload: str = ""
     truncated: bool = False
     score_tries: int = 0
+    score_failures: int = 0  # of these, those that count; see `outage`
+    asked_at: int = 0  # answers that judges had given when its score was asked for last
     reward: float = 0.0
     turn_rewards: tuple[float, ...] = ()
     advantage: float = 0.0
@@ -97,6 +99,8 @@ class GroupState:
     late: bool = False  # once parked: it holds no place ahead of training any more
     streamed: bool = False  # handed to the trainer for the next step, whose batch is not complete
     dormant: bool = False  # in flight in an earlier life; nothing of it runs in this one yet
+    signal_failures: int = 0  # of the function that makes its rewards; as of scores
+    asked_at: int = 0  # likewise
 
     @property
     def num_tokens(self) -> int:
@@ -151,6 +155,21 @@ class RefusalState:
     rests: bool = False  # not for those either: the provider said how long to wait
     level: int = 0  # sandboxes that were live beside what was refused last: so many there may be again
     most_starting: int = 0  # at once, doubled by each start that succeeds; 0 for no limit but the set one
+
+
+@dataclass(slots=True)
+class OutageState:
+    """A judge that answers nobody, and what waits for it."""
+
+    waiting: dict[str, bool] = field(
+        default_factory=dict[str, bool]
+    )  # rollout or group -> whether it is asked for again now, as a probe
+    since_s: float = 0.0  # of the first failure
+    num_in_row: int = 0  # failures of probes, the first one included
+    until_s: float = 0.0  # no probe before
+    words: str = ""  # of the newest failure
+    num_answers: int = 0  # that judges gave, ever
+    over: bool = False  # one answered: all that wait are asked for again
 
 
 @dataclass(slots=True)
@@ -237,6 +256,7 @@ class State:
     )
 
     refusals: RefusalState = field(default_factory=RefusalState)
+    outage: OutageState = field(default_factory=OutageState)
 
     concurrency: ConcurrencyState = field(default_factory=ConcurrencyState)
     guard: GuardState = field(default_factory=GuardState)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.commands import Finish
 from headway.core.notes import Stopping
-from headway.queue import evaluation, oversampling, rollouts, skipped
+from headway.queue import evaluation, outage, oversampling, rollouts, skipped
 from headway.queue.state import ACTIVE, CARRIED
 
 if TYPE_CHECKING:
@@ -164,4 +164,4 @@ def _waiting(ctx: Context) -> bool:
         return True
     if state.eval is not None or (state.eval_wanted >= 0 and state.replicas):
         return True
-    return ctx.index.waits
+    return ctx.index.waits and not (state.outcome in CARRIED and outage.waits_only(ctx))

@@ -48,8 +48,8 @@ def passed(ctx: Context) -> None:
             stop(ctx, "wall", f"the wall time of {ctx.settings.stop.wall_s:g} s is over", failed=False)
         elif kind == "guard":
             guard.deadline(ctx)
-        elif kind in ("starts", "batch"):
-            pass  # the rule that grants sandboxes, or releases batches, runs after this
+        elif kind in ("starts", "batch", "judge"):
+            pass  # the rule that grants sandboxes, releases batches or asks a judge again runs after this
         elif kind == "start":
             _start_failed(ctx)
         else:

@@ -151,6 +151,10 @@ class Renderer:
         """The id with which a written answer ends: what the template puts after one, else end of text."""
         return self._closing
 
+    def spoken(self, message: Message) -> str:
+        """Return the text of a written answer, its calls in the form in which `message` reads them."""
+        return calls_in_content([message], self._format or TAGGED)[0].content
+
     def answer_ids(self, text: str) -> array[int]:
         """Return a written answer's ids as if the policy had sampled them, its closing id included, [n].
 

@@ -17,7 +17,7 @@ from headway.renderers.recorder import TurnRecorder
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from headway.core.records import Message, TrainingSample
+    from headway.core.records import Message, ToolSpec, TrainingSample
     from headway.renderers.chat import Renderer
 
 NO_VERSION = -1  # of tokens that no policy sampled
@@ -29,8 +29,11 @@ def written_sample(
     messages: Sequence[Message],
     train_on: TrainOn = "all",
     not_trained: Collection[int] = (),
+    tools: Sequence[ToolSpec] = (),
 ) -> TrainingSample:
     """Return the sample of a conversation, whose trained tokens are those of the assistant's messages.
+
+    Calls of tools are a part of the answer that makes them, and are trained with it.
 
     Messages after the last answer are left out: nothing of them is trained, and nothing follows them.
 
@@ -39,6 +42,7 @@ def written_sample(
         messages: the conversation; at least one is the assistant's.
         train_on: which answers are trained: all, or the last one.
         not_trained: indices of messages that are not trained whatever `train_on` says.
+        tools: that the assistant was told of.
 
     Raises:
         ModelError: the chat template refuses the conversation, or an answer holds a token that ends one.
@@ -48,10 +52,10 @@ def written_sample(
     before, last_ids = 0, array("i")
     for number, index in enumerate(answers):
         if number:
-            prompt = renderer.extension(messages[: before + 1], last_ids, messages[before + 1 : index])
+            prompt = renderer.extension(messages[: before + 1], last_ids, messages[before + 1 : index], tools)
         else:
-            prompt = renderer.first_prompt(messages[:index])
-        before, last_ids = index, renderer.answer_ids(messages[index].content)
+            prompt = renderer.first_prompt(messages[:index], tools)
+        before, last_ids = index, renderer.answer_ids(renderer.spoken(messages[index]))
         spans = [VersionSpan(0, NO_VERSION, len(last_ids))]
         logprobs = array(FLOATS, bytes(4 * len(last_ids)))
         recorder.add(Turn(number - 1, prompt, last_ids, logprobs, spans, "stop", 1.0))

@@ -16,7 +16,7 @@ from headway.core.clock import stopwatch
 from headway.core.errors import EngineError, HeadwayError, SandboxError
 from headway.core.hooks import place_in_hook
 from headway.core.off_loop import in_thread
-from headway.rewards.faults import JudgeError, RewardRaisedFault, RewardTimeoutFault
+from headway.rewards.faults import JudgeAwayError, JudgeError, RewardRaisedFault, RewardTimeoutFault
 from headway.rewards.waiting import Waiting, current
 
 _GOES_ON = "; its thread cannot be ended and goes on"
@@ -39,9 +39,9 @@ async def call(name: str, function: Callable[..., Any], timeout_s: float, **argu
         timeout_s: its limit; time spent `outside` (waiting.py) does not count.
         **arguments: for the function.
 
-    Raises RewardTimeoutFault past the limit (JudgeError where it was busy with a judge), RewardRaisedFault
-    for whatever it raises, but SandboxError, JudgeError and EngineError, which are failures of the
-    infrastructure, as they are.
+    Raises RewardTimeoutFault past the limit (JudgeAwayError where it was busy with a judge),
+    RewardRaisedFault for whatever it raises, but SandboxError, JudgeError and EngineError, which are failures
+    of the infrastructure, as they are.
     """
     waiting = Waiting(current())
     awaited = is_async(function)
@@ -111,7 +111,7 @@ async def _within(
             task.add_done_callback(_left.discard)
             goes_on = _SWALLOWS
         if busy_with:
-            raise JudgeError(f"reward {name} must end within {timeout_s:g} s; it waited for {busy_with}")
+            raise JudgeAwayError(f"reward {name} must end within {timeout_s:g} s; it waited for {busy_with}")
         raise RewardTimeoutFault(f"reward {name} must end within {timeout_s:g} s{goes_on}")
     if task.cancelled():
         raise _EndedFault(f"reward {name} cancelled itself: it raised CancelledError")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.clock import wall_time
 from headway.core.errors import UserError
-from headway.rewards.faults import JudgeError
+from headway.rewards.faults import JudgeAwayError, JudgeError
 from headway.rewards.limiter import Limiter
 from headway.rewards.waiting import busy, outside
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _AGAIN = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 _BUSY = frozenset((429, 503, 529))  # an answer that says when to come again holds for everybody
+_AWAY = frozenset((408, 425, 429, 502, 503, 504, 529))  # whatever is asked; 500 may be for what is asked
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 _MAX_BYTES = 4 << 20  # of an answer
 _MAX_SHOWN = 200  # characters of an endpoint's words in an error
@@ -36,12 +37,18 @@ _MAX_DOUBLINGS = 6
 
 
 class _Again(Exception):
-    """A try that failed and may be repeated; `after_s` is what the endpoint asks for, None without."""
+    """A try that failed and may be repeated; `after_s` is what the endpoint asks for, None without.
 
-    def __init__(self, words: str, after_s: float | None = None, busy: bool = False) -> None:
+    `away` says that any other question would have failed too.
+    """
+
+    def __init__(
+        self, words: str, after_s: float | None = None, *, busy: bool = False, away: bool = False
+    ) -> None:
         super().__init__(words)
         self.after_s = after_s
         self.busy = busy
+        self.away = away
 
 
 class Endpoint:
@@ -61,10 +68,11 @@ class Endpoint:
     async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a chat completion.
 
-        Raises JudgeError when it is refused, or after all tries; UserError without the API key.
+        Raises JudgeError when it is refused, or after all tries (JudgeAwayError where any question would have
+        failed); UserError without the API key.
         """
         settings = self._settings
-        words = ""
+        words, away = "", False
         for number in range(1, settings.max_tries + 1):
             try:
                 async with self._limiter.place():
@@ -72,11 +80,12 @@ class Endpoint:
                     with busy(f"the judge at {settings.url} (try {number} of {settings.max_tries})"):
                         return await self._once(body)
             except _Again as again:
-                words = str(again)
+                words, away = str(again), again.away
                 if number < settings.max_tries:
                     await self._pause(number, again)
         tries = f"{settings.max_tries} tries" if settings.max_tries > 1 else "the one try"
-        raise JudgeError(f"the judge at {settings.url} gave no answer after {tries}: {words}")
+        kind = JudgeAwayError if away else JudgeError
+        raise kind(f"the judge at {settings.url} gave no answer after {tries}: {words}")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -91,7 +100,7 @@ class Endpoint:
             await asyncio.sleep(longest_s * random.uniform(0.5, 1.0))
             return
         if again.after_s > settings.max_retry_after_s:
-            raise JudgeError(
+            raise JudgeAwayError(
                 f"the judge at {settings.url} asks to come again in {again.after_s:g} s: {again}",
                 remedy="Raise judge.max_retry_after_s, or lower judge.requests_per_min",
             )
@@ -120,14 +129,15 @@ class Endpoint:
                     if len(said) > _MAX_BYTES:
                         raise JudgeError(f"the judge's answer must have at most {_MAX_BYTES} bytes")
         except TimeoutError:
-            raise _Again(f"no answer within {settings.request_timeout_s:g} s") from None
+            raise _Again(f"no answer within {settings.request_timeout_s:g} s", away=True) from None
         except InvalidURL as error:
             raise JudgeError(f"the judge's address is none: {error}") from None
         except HTTPError as error:  # a header with the key is in its request, which is not kept
-            raise _Again(_without(key, f"{type(error).__name__}: {error}")) from None
+            raise _Again(_without(key, f"{type(error).__name__}: {error}"), away=True) from None
         text = _without(key, said.decode("utf-8", "replace"))
         if status in _AGAIN:
-            raise _Again(f"HTTP {status}: {_short(text)}", _seconds(after), status in _BUSY)
+            words, is_away = f"HTTP {status}: {_short(text)}", status in _AWAY
+            raise _Again(words, _seconds(after), busy=status in _BUSY, away=is_away)
         if status != 200:
             raise JudgeError(
                 f"the judge at {settings.url} refused: HTTP {status}: {_short(text)}",

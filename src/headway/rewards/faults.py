@@ -15,3 +15,7 @@ class RewardRaisedFault(RewardFault):
 
 class JudgeError(HeadwayError):
     """A judge could not be asked, or gave no usable answer: infrastructure, whatever the rollout is worth."""
+
+
+class JudgeAwayError(JudgeError):
+    """A judge answered nothing at all, or that it is busy or down: any question would fail now."""

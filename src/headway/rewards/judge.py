@@ -80,7 +80,7 @@ class Judge:
         self.settings = settings
         self.name = name
         folder = Path(settings.cache_dir) if settings.cache_dir else cache_dir
-        self._cache = Cache(folder) if settings.cache and folder is not None else None
+        self._cache = Cache(folder, settings.cache_entries) if settings.cache and folder is not None else None
         self._share = share
         self._loop: asyncio.AbstractEventLoop | None = None
         self._endpoint: Endpoint | None = None

@@ -41,6 +41,12 @@ class RewardSettings:
     max_wait_s: float = setting(
         120.0, "Seconds for which one score may wait for the rate limit of a judge.", ge=0
     )
+    max_outage_s: float = setting(
+        600.0,
+        "Seconds for which finished rollouts wait for a judge that answers nobody, and nothing new is "
+        "started; then the run ends, and a resume scores them. 0 lets their scores fail instead.",
+        ge=0,
+    )
     environment_weight: float = setting(
         1.0, "What the environment's own score counts; 0 leaves the reward to [judge]."
     )
@@ -124,6 +130,9 @@ class JudgeSettings:
         0.0, "Requests a minute, of all workers together; 0 for no limit.", ge=0
     )
     cache: bool = setting(True, "Keep answers on disk: an equal request is not made again.")
+    cache_entries: int = setting(
+        100_000, "Answers that the cache keeps; those used longest ago are removed.", ge=1
+    )
     cache_dir: str = setting(
         "", "Folder of the cache, relative to the config file; empty for judge_cache in the run's directory."
     )

@@ -31,6 +31,7 @@ class Waiting:
         self._since = 0.0
         self._total_s = 0.0
         self._busy: list[str] = []
+        self.was_answered = False  # by such a service
 
     @property
     def outside_s(self) -> float:
@@ -79,10 +80,16 @@ class Waiting:
             self._parent.began_with(what)
 
     def ended_with(self, what: str) -> None:
-        """The service has answered."""
+        """It is asked no more."""
         self._busy.remove(what)
         if self._parent is not None:
             self._parent.ended_with(what)
+
+    def answered(self) -> None:
+        """A service answered."""
+        self.was_answered = True
+        if self._parent is not None:
+            self._parent.answered()
 
 
 def current() -> Waiting | None:
@@ -117,3 +124,4 @@ def busy(what: str) -> Generator[None]:
         waiting.ended_with(what)
         raise
     waiting.ended_with(what)
+    waiting.answered()

@@ -2,8 +2,8 @@
 
 Consumes Signal commands that name their payloads; waits for the function, for several groups at once, each
 within its own limit. What it returns takes the place of the rewards, and the command goes on to the
-advantage. Where the judge fails, the group is dropped with the reason, and replaced like one without signal:
-a failure of the infrastructure is no reward. Where the function itself breaks its contract, the command is
+advantage. Where the judge fails, the answer says so, and the scheduler asks again or drops the group: a
+failure of the infrastructure is no reward. Where the function itself breaks its contract, the command is
 refused, which ends the run. The thread is a daemon, as that of the advantages is.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from headway.core.errors import HeadwayError
 from headway.core.events import CommandRefused, Event, GroupSignal
 from headway.core.payload import read_payload
-from headway.rewards.faults import JudgeError
+from headway.rewards.faults import JudgeAwayError, JudgeError
 from headway.rewards.group import Member
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class GroupRewardThread:
             members = await asyncio.to_thread(self._members, command)
             rewards = await self._function(members)
         except JudgeError as error:
-            nothing = tuple((rollout, 0.0) for rollout, _ in command.rewards)
-            self._emit(GroupSignal(command.group, nothing, keep=False, reason=f"no reward: {error}"))
+            cause = "judge_away" if isinstance(error, JudgeAwayError) else "judge"
+            self._emit(GroupSignal(command.group, (), keep=False, reason=str(error), failed=cause))
         except HeadwayError as error:
             self._emit(CommandRefused("Signal", command.group, str(error)))
         except Exception as error:  # nothing here may end without an answer

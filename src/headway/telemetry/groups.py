@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 from headway.telemetry.ledger import KEPT
-from headway.telemetry.tails import Tails, ratio
+from headway.telemetry.tails import Mean, Tails, ratio
 
 if TYPE_CHECKING:
     from headway.core.events import GroupSignal
@@ -30,6 +31,7 @@ class Groups:
         self._accepted: set[str] = set()  # rollouts that entered the queue
         self._rejected: set[str] = set()  # of those: discarded later
         self._straggler = Tails()
+        self._made, self._made_spread = Mean(), Mean()  # of rewards that were made of whole groups
         self.num_decided = 0
         self.num_zero = 0
         self.num_settled = 0
@@ -47,6 +49,9 @@ class Groups:
     def signalled(self, event: GroupSignal) -> None:
         """A group has its advantages."""
         self._zero[event.group] = not any(advantage for _, advantage in event.advantages)
+        if event.rewards:
+            self._made.add(fmean(event.rewards))
+            self._made_spread.add(pstdev(event.rewards))
 
     def settled(self, note: GroupSettled) -> None:
         """All rollouts of a train group are scored or lost."""
@@ -98,5 +103,7 @@ class Groups:
             "rl.group.all_failed_fraction": ratio(self.num_all_failed, self.num_settled),
             "rl.group.straggler_ratio": self._straggler.summary(),
             "rl.group.settled": self.num_settled,
+            "rl.group.reward_mean": self._made.value,
+            "rl.group.reward_std": self._made_spread.value,
             "rl.pass_at.n": ratio(solved_any, self.num_settled),
         }

@@ -158,7 +158,7 @@ class LiveState:
                     flight.num_turns = max(flight.num_turns, event.turn + 1)
                     self._move(flight, "tool" if flight.in_sandbox else "generating")
             case events.ToolEnded() | events.RolloutResumed():
-                if isinstance(event, events.ToolEnded):
+                if isinstance(event, events.ToolEnded) and event.where == "sandbox":
                     self.sandboxes.calls_s.append(event.duration_s)
                 if flight := self._flight(event.rollout, event.attempt):
                     self._move(flight, "generating")

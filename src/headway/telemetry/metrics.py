@@ -145,7 +145,7 @@ class RunMetrics:
             case events.ReplicaChanged():
                 self.preemptions[event.replica, event.epoch] = event.num_preemptions
             case events.ToolEnded():
-                if self._rollouts.tool_ended(event):
+                if self._rollouts.tool_ended(event) and event.where == "sandbox":
                     self.sandboxes.called(event)
             case events.RolloutParked():
                 self.partial.parked(t, event)

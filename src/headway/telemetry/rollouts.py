@@ -110,7 +110,7 @@ class Rollouts:
             return False
         attempt.calls.add(event.call)
         attempt.tool_s += event.duration_s
-        version = attempt.first_versions.get(event.turn)
+        version = attempt.first_versions.get(event.turn) if event.where == "sandbox" else None
         if version is not None:
             known = attempt.oldest_tool_version
             attempt.oldest_tool_version = version if known is None else min(known, version)

@@ -11,6 +11,7 @@ from headway.core.json_lines import json_object
 from headway.core.near import did_you_mean, nearest
 from headway.core.records import FLAGS, FLOATS, TOKENS, Message, TrainingSample
 from headway.renderers.written import with_mask, written_sample
+from headway.trainer.conversation_tools import calls_of, tools_of
 
 if TYPE_CHECKING:
     from headway.renderers.chat import Renderer
@@ -70,7 +71,7 @@ def _written(row: dict[str, Any], renderer: Renderer, train_on: Literal["all", "
             value=[message.role for message in messages],
             remedy='Write {"messages": [{"role": ..., "content": ...}, ...]}; docs/sft.md has every form',
         )
-    return written_sample(renderer, messages, train_on, masked)
+    return written_sample(renderer, messages, train_on, masked, tools_of(row))
 
 
 def _entries(row: dict[str, Any]) -> list[Any]:
@@ -122,18 +123,22 @@ def _message(entry: Any, index: int) -> Message:
             remedy='Write {"messages": [{"role": ..., "content": ...}, ...]}; docs/sft.md has every form',
         )
     values = cast("dict[str, Any]", entry)
-    if missing := [name for name in ("role", "content") if name not in values]:
+    needed = ("role",) if values.get("tool_calls") else ("role", "content")
+    if missing := [name for name in needed if name not in values]:
         rule = f"message {index} must have {missing[0]}"
         raise UserError(rule, value=list(values), remedy='{"role": "user", "content": "..."}')
-    role, content = values["role"], values["content"]
+    role, content = values["role"], values.get("content")
     if role not in _ROLES:
         guess = _OTHER_NAMES.get(role) if isinstance(role, str) else None
         guess = guess or (nearest(role, _ROLES) if isinstance(role, str) else None)
         rule = f"the role of message {index} must be one of {', '.join(_ROLES)}"
         raise UserError(rule, value=role, remedy=did_you_mean(guess) or "Write one of these")
-    if values.get("tool_calls") or values.get("function_call"):
-        rule = f"message {index} has tool calls apart from its content, which would not be trained"
-        raise UserError(rule, remedy="Write each call into the content, as the model is to say it")
+    if values.get("function_call"):
+        rule = f"message {index} has a function_call, which would not be trained"
+        raise UserError(rule, remedy="Write it as tool_calls, or into the content, as the model is to say it")
+    calls = calls_of(values, index)
+    if content is None and calls:
+        content = ""
     if not isinstance(content, str):
         _not_text(content, index)
     try:
@@ -141,7 +146,9 @@ def _message(entry: Any, index: int) -> Message:
     except UnicodeEncodeError:
         rule = f"the content of message {index} must be text; it has half a surrogate pair"
         raise UserError(rule, remedy="Write the character itself in UTF-8") from None
-    return Message(role, content)
+    given = (values.get(key) for key in ("tool_call_id", "name"))
+    answers, name = (text if isinstance(text, str) else "" for text in given)
+    return Message(role, content, tool_calls=calls, tool_call_id=answers, name=name)
 
 
 def _not_text(content: Any, index: int) -> NoReturn:

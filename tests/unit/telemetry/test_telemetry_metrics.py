@@ -289,6 +289,17 @@ def test_acceptance_falls_when_a_queued_group_goes_stale(kit):
     assert metrics.depth.signal.value == 1
 
 
+def test_rewards_that_are_made_of_whole_groups_have_a_mean_and_a_spread(kit):
+    script = kit.Script()
+    assert script.metrics().summary()["rl.group.reward_mean"] is None
+    for at, rewards in enumerate([(1.0, 3.0), (5.0, 5.0), ()]):
+        advantages = ((f"g{at}.0", 0.5), (f"g{at}.1", -0.5))
+        script.event(1.0 + at, e.GroupSignal(f"g{at}", advantages, rewards=rewards))
+    script.event(9.0, e.GroupSignal("g3", (), keep=False, reason="away", failed="judge_away"))
+    summary = script.metrics().summary()
+    assert (summary["rl.group.reward_mean"], summary["rl.group.reward_std"]) == (3.5, 0.5)
+
+
 def test_faults_and_warnings_are_collected(kit):
     script = kit.Script()
     script.event(1.0, e.WorkerLost("trainer", "t", "killed"))

@@ -13,6 +13,7 @@ from headway.trainer.conversations import MAX_PROBLEMS, Reading, read_conversati
 
 ASK, SAY = {"role": "user", "content": "3+5="}, {"role": "assistant", "content": "8"}
 ROW = {"messages": [ASK, SAY]}
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 3, "b": 5}'}}
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,22 @@ def test_long_conversations_are_refused_left_out_or_cut(read):
     assert "3 were too long" in told(read, *[long] * 3, max_tokens=20, too_long="skip")
 
 
+def test_a_call_is_trained_with_its_answer(read, renderer):
+    asked = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    tools = [{"type": "function", "function": {"name": "add", "description": "Adds."}}]
+    row = {
+        "messages": [ASK, asked, {"role": "tool", "content": "8", "tool_call_id": "c"}, SAY],
+        "tools": tools,
+    }
+    (found,) = read(row, max_tokens=2000).rows
+    sample = found.sample
+    trained = [token for token, flag in zip(sample.token_ids, sample.trainable, strict=True) if flag]
+    text = renderer.decode(trained, skip_special=False)
+    assert '{"name": "add", "arguments": {"a": 3, "b": 5}}' in text
+    assert "Adds." in renderer.decode(sample.token_ids)
+    assert "Adds." not in text
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -111,7 +128,11 @@ def test_long_conversations_are_refused_left_out_or_cut(read):
         ({"messages": [{**ASK, "role": 3}, SAY]}, "must be one of system, user, assistant, tool (got 3)"),
         ({"messages": [{**ASK, "content": None}, SAY]}, "the content of message 0 must be a text"),
         ({"messages": [{**ASK, "content": "\ud800"}, SAY]}, "half of a"),
-        ({"messages": [ASK, {**SAY, "tool_calls": [{}]}]}, "message 1 has tool calls apart from its content"),
+        ({"messages": [ASK, {**SAY, "tool_calls": [{}]}]}, "message 1 must be a list of calls with a name"),
+        ({"messages": [ASK, {**SAY, "tool_calls": 3}]}, '(got \'3\'). Write {"type": "function"'),
+        ({"messages": [{**ASK, "tool_calls": [CALL]}, SAY]}, "message 0 has tool_calls, which only an"),
+        ({"messages": [ASK, {**SAY, "function_call": CALL}]}, "Write it as tool_calls"),
+        ({**ROW, "tools": [{"name": ""}]}, "tools must be a list of functions"),
         ({"messages": [ASK, {**SAY, "weight": 0}]}, "must have a trained token"),
         ({"messages": [ASK, {**SAY, "weight": 0.5}]}, "the weight of message 1 must be 0 or 1"),
         ({"messages": [ASK, {**SAY, "content": "<|im_end|>"}]}, "may not contain <|im_end|>"),

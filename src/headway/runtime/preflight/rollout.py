@@ -62,7 +62,7 @@ async def _try(subject: Subject, environment: Environment, split: str) -> Trial:
 
 
 def _failed(environment: Environment, split: str, trial: Trial) -> EnvironmentSetupError:
-    if isinstance(trial.score, ScoreFailed) and trial.score.cause == "judge":
+    if isinstance(trial.score, ScoreFailed) and trial.score.cause in ("judge", "judge_away"):
         return EnvironmentSetupError(
             f"the judge must answer; a rollout of {environment.name} was not scored: {trial.score.message}",
             remedy="Start the judge, or mend [judge] (docs/rewards.md)",
