@@ -25,6 +25,7 @@ _SHELVES: tuple[Shelf, ...] = (
     "dormant",
 )
 ADMITTED: tuple[Shelf, ...] = ("requested", "running", "signalling")
+OVER = ("scored", "lost")  # stations of a running group's rollouts that wait for nothing more
 _HEAP_SLACK = 64  # dead entries that the heap of deadlines may hold beside as many as it has live ones
 
 
@@ -170,7 +171,7 @@ class Index:
         self.met.pop(group.id, None)
         stations = [rollout.station for rollout in group.rollouts]
         num_scored = stations.count("scored")
-        if num_scored + stations.count("lost") == len(stations):
+        if sum(map(stations.count, OVER)) == len(stations):
             self.complete[group.id] = group
         elif 0 < group.target <= num_scored:
             self.met[group.id] = group
