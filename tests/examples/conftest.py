@@ -34,9 +34,8 @@ class Installs:
         patience = {"PIP_DEFAULT_TIMEOUT": "30", "PIP_RETRIES": "2"}  # where no index answers
         with self._log(which).open("w") as log:
             process = subprocess.Popen(
-                ["nice", *command], cwd=ROOT, env=self.env | patience, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+                command, cwd=ROOT, env=self.env | patience, stdout=log, stderr=log, start_new_session=True
+            )
         self._running[which] = process, time.monotonic()
 
     def lock(self, which):

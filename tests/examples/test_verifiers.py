@@ -197,6 +197,25 @@ EvalClient.relay = relay
 )
 
 
+TALKATIVE = (
+    ONE_TASK
+    + """
+from tool_sums import Calls
+
+class Calculator(vf.Toolset[vf.SharedToolsetConfig, Calls]):
+    @vf.tool
+    async def add(self, left: int, right: int) -> str:
+        self.state.num += 1
+        return "7 " * 9000
+
+ToolSums.toolsets = classmethod(lambda cls, config: [Calculator(config.tools)])
+
+if __name__ == "__main__":
+    Calculator.run()
+"""
+)
+
+
 @pytest.mark.parametrize(("module", "text"), [("whole_env", ONE_TASK), ("streaming_env", STREAMING)])
 async def test_a_tool_of_a_taskset_is_called(v1, tmp_path, module, text):
     trial = await tried("plain-sums", module, text, tmp_path, CALLED, "1")
@@ -212,3 +231,10 @@ async def test_a_streamed_answer_without_token_ids_fails_the_rollout(v1, tmp_pat
     trial = await tried("plain-sums", "stripping_env", STRIPPING, tmp_path, CALLED, "1")
     assert "those of 2 of 2 answers are missing" in trial.failure
     assert trial.score is None
+
+
+async def test_a_full_context_ends_a_rollout_which_is_scored(v1, tmp_path):
+    trial = await tried("plain-sums", "talkative_env", TALKATIVE, tmp_path, CALLED, "1")
+    assert trial.failure == ""
+    assert trial.score.metrics == {"right": 0.0, "used": 0.2}
+    assert [message["role"] for message in trial.transcript] == ["user", "assistant"]

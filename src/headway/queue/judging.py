@@ -27,8 +27,8 @@ def run(ctx: Context) -> None:
     outage = ctx.state.outage
     if not outage.num_in_row:
         return
-    for _, group, rollout in _found(ctx):
-        if group.leaving or not may_wait(ctx, group):
+    for key, group, rollout in _found(ctx):
+        if not outage.waiting[key] and (group.leaving or not may_wait(ctx, group)):
             _give_up(ctx, group, rollout)
     if not _found(ctx):
         _forget(ctx)
@@ -36,9 +36,11 @@ def run(ctx: Context) -> None:
         return  # a resume asks for them
     elif outage.over:
         _back(ctx)
+    elif any(outage.waiting.values()):
+        return  # one asks, within its own deadline
     elif ctx.now - outage.since_s >= ctx.settings.judge_outage_s:
         _end(ctx)
-    elif ctx.now >= outage.until_s and not any(outage.waiting.values()):
+    elif ctx.now >= outage.until_s:
         for key, group, rollout in _found(ctx)[:1]:
             _ask(ctx, group, rollout)
             outage.waiting[key] = True
