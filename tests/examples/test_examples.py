@@ -14,7 +14,10 @@ pytestmark = [pytest.mark.examples, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 AFTER_ANOTHER = {"prune.toml"}  # needs what a run of its neighbour leaves
-OTHERWISE_TESTED = {"mini_swe_agent.toml"}  # in test_mini_swe_agent.py, with a policy that can play it
+OTHERWISE_TESTED = {
+    "mini_swe_agent.toml",  # in test_mini_swe_agent.py, with a policy that can play it
+    "learn.toml",  # below: without its warm start it would look for a solved task for long
+}
 WITH_A_JUDGE = sorted(path.name for path in (ROOT / "examples" / "judge").glob("*.toml"))  # needs its server
 CONFIGS = sorted(
     path.relative_to(ROOT / "examples")
@@ -122,3 +125,22 @@ def test_a_scripted_policy_tries_bugs_and_the_maker_makes_some(tmp_path):
     package = ("bugfix", str(bugfix / "wordkit"), "--runner", "unittest", "--tasks", "3", "--several", "0")
     assert "3 tasks in" in ran("headway", "env", "make", *package, "--out", str(tmp_path), cwd=ROOT)
     assert len((tmp_path / "tasks.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_model_is_shown_how_bugs_are_mended_and_goes_on_by_itself(tmp_path):
+    bugfix, written = ROOT / "examples" / "bugfix", tmp_path / "written.jsonl"
+    ran(sys.executable, str(bugfix / "written.py"), str(bugfix / "tasks.jsonl"), str(written), cwd=tmp_path)
+    learn, folder = str(bugfix / "learn.toml"), f"run.dir={tmp_path}"
+    ran(
+        "headway", "sft", learn, "model.path=tiny", f"sft.data={written}", "sft.steps=2", folder, cwd=tmp_path
+    )
+    trained = (f"model.path={tmp_path}/learn/model", folder, "run.name=after")
+    # The tiny model's tokens are bytes, and it solves nothing in two steps.
+    small = (
+        "generator.max_context_tokens=1024",
+        "environment.args.max_lines=12",
+        "queue.drop_zero_advantage=false",
+        "eval.num_tasks=4",
+    )
+    ran("headway", "train", learn, *trained, *small, "stop.steps=2", cwd=tmp_path)
+    assert verify(tmp_path / "after").ok
