@@ -180,10 +180,8 @@ IN_THE_WAY = {
 
 @pytest.mark.parametrize("agent", IN_THE_WAY.values(), ids=IN_THE_WAY)
 async def test_what_stands_in_the_way_of_hidden_files_is_taken_away(tried, renderer, agent):
-    task = {
-        "test": ["sh", "tests/deep/test.sh"],
-        "test_files": {"tests/deep/test.sh": "grep -qx one answer.txt"},
-    }
+    file = "tests/deep/test.sh"
+    task = {"test": ["sh", file], "test_files": {file: "grep -qx one answer.txt"}}
     agent += "; open('answer.txt', 'w').write(ask(sys.argv[1]) + '\\n')"
     assert (await tried(agent, saying(renderer, "one"), task)).score.reward == 1.0
     assert (await tried(agent, saying(renderer, "two"), task)).score.reward == 0.0

@@ -95,6 +95,13 @@ async def test_a_command_in_a_folder_writes_its_report_all_the_same(sandbox):
     assert (await suite(argv=junit, result="junit", hidden=hidden, cwd="deep").run(sandbox)).score == 1.0
 
 
+async def test_what_was_left_in_the_way_of_hidden_tests_is_taken_away(sandbox):
+    left = "ln -s /etc tests; mkdir -p run.sh/within"
+    assert (await sandbox.exec(["sh", "-c", left])).rc == 0
+    hidden = {"tests/deep/it.sh": "exit 0", "run.sh": "sh tests/deep/it.sh"}
+    assert (await Suite(["sh", "run.sh"], result="exit", hidden=hidden).run(sandbox)).score == 1.0
+
+
 async def test_what_cannot_be_run_is_no_score(sandbox):
     with pytest.raises(RewardFault, match="the tests of tests cannot be run"):
         await suite(argv=("no-such-program",), result="exit").run(sandbox)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from headway.core.errors import EnvironmentSetupError, RewardFault, SandboxError
 from headway.core.protocols import ExecLimits
 from headway.core.records import Reward
+from headway.rewards.hidden import make_way
 
 if TYPE_CHECKING:
     from headway.core.protocols import ExecResult, Sandbox
@@ -100,6 +101,7 @@ class Suite:
         Raises RewardFault when the command cannot be run, SandboxError when the infrastructure failed.
         """
         if self.hidden:
+            await make_way(sandbox, self.hidden)
             await sandbox.upload(".", archive_of(self.hidden))
         report = f".report-{secrets.token_hex(8)}.xml"  # a name that nothing could be left under
         above = "".join("../" for part in self.cwd.split("/") if part not in ("", "."))

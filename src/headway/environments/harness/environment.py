@@ -12,8 +12,8 @@ from __future__ import annotations
 import random
 import shlex
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.errors import EnvironmentFault, EnvironmentSetupError, SandboxError
@@ -23,6 +23,7 @@ from headway.environments.harness.rows import Row, archive, read_rows
 from headway.environments.harness.settings import HarnessSettings
 from headway.environments.supervised import OverdueError, supervise
 from headway.environments.tasks import check_position, task_id
+from headway.rewards.hidden import make_way
 
 if TYPE_CHECKING:
     from headway.core.protocols import ExecResult
@@ -30,19 +31,7 @@ if TYPE_CHECKING:
 _PROMPT_FILE = ".prompt.txt"
 _MAX_FILES = 10_000  # that are collected
 _MAX_DEPTH = 120  # of their folders
-_AT_ONCE = 200  # paths of one command
 _GRACE_S = 10.0  # of a command that is ended
-
-# Takes away what stands where files are to be put: links and files in the place of folders, and anything else
-# in the place of the files themselves. Its arguments are paths, folders before what they hold.
-_CLEAR = """
-for path; do
-    case "$path" in
-        */) if [ -L "${path%/}" ] || [ ! -d "$path" ]; then rm -rf -- "${path%/}"; fi ;;
-        *) rm -rf -- "$path" ;;
-    esac
-done
-"""
 
 
 class Harness:
@@ -203,9 +192,7 @@ class Harness:
         try:
             await sandbox.upload(".", left)
             if hidden:
-                places = _in_order(hidden)
-                for at in range(0, len(places), _AT_ONCE):
-                    await sandbox.exec(["sh", "-c", _CLEAR, "sh", *places[at : at + _AT_ONCE]])
+                await make_way(sandbox, hidden)
                 await sandbox.upload(".", archive(hidden))
         except SandboxError as error:
             if (await sandbox.exec(["true"])).rc != 0:  # which raises where the sandbox is lost
@@ -224,11 +211,3 @@ class Harness:
             "stderr": result.stderr[-most:] if most else "",
         }
         return {"rc": result.rc, "cause": result.cause, **shown}
-
-
-def _in_order(files: Mapping[str, str]) -> list[str]:
-    """Return paths and the folders above them, which end in a slash, folders first."""
-    paths = [PurePosixPath(path) for path in files]
-    folders = {folder for path in paths for folder in path.parents if folder.parts}
-    above = sorted(folders, key=lambda folder: len(folder.parts))
-    return [*(f"./{folder}/" for folder in above), *(f"./{path}" for path in paths)]
