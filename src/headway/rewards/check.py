@@ -59,8 +59,6 @@ def _parts(reward: Reward) -> tuple[dict[str, object], tuple[object, ...], tuple
     """Return metrics, reasons and rewards of turns; whoever wrote them may have put anything there."""
     found = (reward.metrics, reward.reasons, reward.turns)
     metrics, reasons, turns = (cast("object", part) for part in found)
-        cast("object", part) for part in (reward.metrics, reward.reasons, reward.turns)
-    )
     if isinstance(reasons, str):
         rule = "the reasons of a reward must be a tuple of strings, not one string"
         raise MalformedRewardFault(rule, value=repr(reasons[:80]), remedy='Write ("because",), with a comma')
