@@ -86,7 +86,7 @@ def make_plan(spec: Spec, *, step: int = 0, budget_events: int = BUDGET_EVENTS, 
     else:
         by = "the fluid model, for a simulation would take longer"
         if (why := why_simulate(spec)) is not None:
-            by += f"; here it may be off by a fifth ({why})"
+            by += f"; here it may be off by a quarter ({why})"
         by += ": headway simulate has no such limit"
     cost = run_cost(spec, metrics)
     if cost is not None:
