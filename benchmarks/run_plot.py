@@ -2,7 +2,7 @@
 
     python benchmarks/run_plot.py RUN PICTURE.svg
 
-docs/reasoning_gym.svg is examples/reasoning_gym.toml.
+docs/reasoning_gym.svg is examples/reasoning_gym.toml, docs/bugfix.svg examples/bugfix/learn.toml.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def draw(run: Path, path: Path) -> None:
         figure, axes = pyplot.subplots(figsize=(7, 3.6))
         axes.plot(xs, ys, color=COLOURS[0], linewidth=0.7, label="train, each step")
         axes.plot(xs, smoothed(ys), color=COLOURS[2], linewidth=2, label="train, trailing mean")
-        axes.plot(*zip(*evals, strict=True), "o-", color=COLOURS[5], label="held out, greedy")
+        axes.plot(*zip(*evals, strict=True), "o-", color=COLOURS[5], label="held out")
         axes.set_xlabel("step")
         axes.set_ylabel("mean reward")
         axes.set_facecolor("none")
