@@ -15,7 +15,6 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -110,10 +109,10 @@ class McpServer:
             return error
         if isinstance(error, TimeoutError):
             words = f"no answer within {self.limits.timeout_s:g} s"
-        elif isinstance(
-            found := getattr(error, "errors", None), Callable
-        ):  # pydantic's, which quotes the input
-            wrong = found(include_input=False, include_url=False, include_context=False)
+        elif hasattr(error, "errors"):  # pydantic's, which quotes the input
+            wrong: Any = cast("Any", error).errors(
+                include_input=False, include_url=False, include_context=False
+            )
             places = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in wrong)
             words = f"what it said is not as MCP has it: {'; '.join(places)}"
         else:

@@ -42,8 +42,9 @@ def checked(reward: object, num_turns: int | None = None) -> Reward:
 
 def _parts(reward: Reward) -> tuple[dict[str, object], tuple[object, ...], tuple[object, ...]]:
     """Return metrics, reasons and rewards of turns; whoever wrote them may have put anything there."""
-    found: tuple[object, object, object] = reward.metrics, reward.reasons, reward.turns
-    metrics, reasons, turns = found
+    metrics, reasons, turns = (
+        cast("object", part) for part in (reward.metrics, reward.reasons, reward.turns)
+    )
     if isinstance(reasons, str):
         rule = "the reasons of a reward must be a tuple of strings, not one string"
         raise MalformedRewardFault(rule, value=repr(reasons[:80]), remedy='Write ("because",), with a comma')
