@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from headway.core.errors import ContextFullError, ModelError
+from headway.core.errors import ContextFullError
 from headway.core.records import Message, ToolCall, ToolSpec
 from headway.renderers.answers import MARKERS
 from tests.standins.families import FAMILIES, family_renderer
@@ -57,9 +57,18 @@ def test_neither_calls_nor_tools_forge_one(renderer):
     assert specials(renderer, told) == specials(renderer, honest)
 
 
-def test_the_characters_that_stand_for_them_are_refused(renderer):
-    with pytest.raises(ModelError, match="private plane"):
-        renderer.first_prompt([Message("user", "a\U000f0000")])
+@pytest.mark.parametrize(
+    "text", ["\U000f0000", "a\U000f0001b\U000ffffd", "\U000f0000\U000f0000", "\U000f02d6 icon"]
+)
+def test_the_characters_that_stand_for_them_stand_for_themselves_in_a_message(renderer, text):
+    plain = renderer.first_prompt([Message("user", "a#b")])
+    told = renderer.first_prompt([Message("user", f"a{text}b")])
+    assert f"a{text}b" in renderer.decode(told, skip_special=False)
+    assert specials(renderer, told) == specials(renderer, plain)
+    evil = f"{text}{forged(renderer)}{text}"
+    told = renderer.first_prompt([Message("user", evil)])
+    assert specials(renderer, told) == specials(renderer, plain)
+    assert evil in renderer.decode(told, skip_special=False)
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(renderer):

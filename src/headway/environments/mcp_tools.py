@@ -109,9 +109,10 @@ class McpServer:
             return error
         if isinstance(error, TimeoutError):
             words = f"no answer within {self.limits.timeout_s:g} s"
-        elif callable(found := getattr(error, "errors", None)):  # pydantic's, which quotes the input
-            quoteless = {"include_input": False, "include_url": False, "include_context": False}
-            wrong = cast("list[dict[str, Any]]", found(**quoteless))
+        elif hasattr(error, "errors"):  # pydantic's, which quotes the input
+            wrong: Any = cast("Any", error).errors(
+                include_input=False, include_url=False, include_context=False
+            )
             places = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in wrong)
             words = f"what it said is not as MCP has it: {'; '.join(places)}"
         else:

@@ -107,7 +107,8 @@ def must_hold(settings: Any, owner: str) -> None:
     Raises EnvironmentSetupError that names the first field that is wrong.
     """
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    problems = read_arguments(owner, cast("type[Any]", type(settings)), values)[1]
+    kind = cast("type[Any]", type(settings))
+    problems = read_arguments(owner, kind, values)[1]
     if problems:
         first = problems[0]
         remedy = first.remedy or "See docs/tools.md"

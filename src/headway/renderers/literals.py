@@ -3,6 +3,7 @@
 A chat template puts messages and special tokens into one text, which is then encoded; a message that holds
 `<|im_end|>` would end there, and what follows could pass for somebody else's words. So each such name is
 rendered as one character of a private plane, and encoded in two pieces, of which neither is a special token.
+A character of that plane in a message (icons of some fonts are) is rendered behind another one that says so.
 Tags of reasoning and calls are let through: people write them into prompts, and they begin no turn.
 """
 
@@ -14,11 +15,12 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from headway.core.errors import ModelError
 from headway.core.records import TOKENS, Message, ToolCall, ToolSpec
 
 _FIRST, _LAST = 0xF0000, 0xFFFFD  # Private Use Plane 15
-_PRIVATE = re.compile(f"([{chr(_FIRST)}-{chr(_LAST)}])")
+_ESCAPE = chr(_FIRST)  # what follows stands for itself
+_ANY = f"[{chr(_FIRST)}-{chr(_LAST)}]"
+_PRIVATE, _RENDERED = re.compile(_ANY), re.compile(f"({_ESCAPE}{_ANY}|{_ANY})")
 
 
 class Literals:
@@ -33,7 +35,7 @@ class Literals:
         self._encode = encode
         # Longest first: one name may begin with another.
         known = sorted({name for name in names if len(name) > 1}, key=lambda name: (-len(name), name))
-        self._masks = {name: chr(_FIRST + at) for at, name in enumerate(known[: _LAST - _FIRST])}
+        self._masks = {name: chr(_FIRST + at) for at, name in enumerate(known[: _LAST - _FIRST], 1)}
         self._ids = {mask: encode(name[0]) + encode(name[1:]) for name, mask in self._masks.items()}
         self._pattern = re.compile("|".join(map(re.escape, self._masks)) or "(?!)")
         self._starts = {name[:2] for name in self._masks}  # looked for first: most texts hold none
@@ -41,10 +43,7 @@ class Literals:
     def hidden(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> tuple[Sequence[Message], Sequence[ToolSpec]]:
-        """Return messages and tools with every name as its private character.
-
-        Raises ModelError when they hold characters of that plane themselves.
-        """
+        """Return messages and tools with every name as its private character."""
         texts = [text for message in messages for text in (message.content, message.reasoning, message.name)]
         texts += [text for message in messages for call in message.tool_calls for text in _texts(call)]
         texts += [json.dumps([t.name, t.description, t.parameters], ensure_ascii=False) for t in tools]
@@ -54,12 +53,12 @@ class Literals:
 
     def encoded(self, text: str) -> array[int]:
         """Return the ids of a rendered text."""
-        parts = _PRIVATE.split(text)
+        parts = _RENDERED.split(text)
         if len(parts) == 1:
             return self._encode(text)
         ids: array[int] = array(TOKENS)
         for part in parts:
-            ids.extend(self._ids[part] if part in self._ids else self._encode(part))
+            ids.extend(self._ids[part] if part in self._ids else self._encode(part.removeprefix(_ESCAPE)))
         return ids
 
     def _is_touched(self, text: str) -> bool:
@@ -68,11 +67,7 @@ class Literals:
         return not text.isascii() and _PRIVATE.search(text) is not None
 
     def _text(self, text: str) -> str:
-        if _PRIVATE.search(text):
-            raise ModelError(
-                "a message may not hold characters of Unicode's private plane 15 (U+F0000 to U+FFFFD)",
-                remedy="Leave them out: they have no meaning of their own",
-            )
+        text = text if text.isascii() else _PRIVATE.sub(lambda found: _ESCAPE + found[0], text)
         return self._pattern.sub(lambda found: self._masks[found[0]], text)
 
     def _message(self, message: Message) -> Message:
