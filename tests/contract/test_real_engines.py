@@ -99,7 +99,8 @@ class TestARealEngine(Pausing, ContainerBasics):
     tells_usage = True  # from its control group
 
     def destroy(self, provider, sandbox):
-        subprocess.run([provider._engine, "kill", sandbox.machine.name], check=True, capture_output=True)
+        command = [provider._engine, "rm", "--force", sandbox.machine.name]  # podman kills no paused one
+        subprocess.run(command, check=True, capture_output=True)
 
     async def test_a_file_limit_ends_with_its_cause(self, engine, sandbox):
         code = "import time\nfor i in range(1100): open(str(i), 'w').close()\ntime.sleep(9)"
@@ -159,7 +160,16 @@ class TestARealEngineServes(ServingContract, RelayBasics):
     pass
 
 
-@pytest.mark.parametrize("name", CASES)
+# What these expect is of provider local: its own root and filter, a tmpfs with a limit on files, a smaller
+# /dev/shm, the end of all for the memory of several (here one of them is killed, and the command goes on).
+OF_LOCAL = {
+    "a million files", "a million folders", "a /dev/shm balloon", "a heap balloon of many processes",
+    "files of the host", "the memory of pid 1", "kernel surface", "namespaces", "a copy that is set-uid",
+    "secrets in the environment", "other processes",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in OF_LOCAL])
 async def test_a_hostile_program_ends_as_it_should(name, engine, image, monkeypatch):
     monkeypatch.setenv("HEADWAY_TEST_SECRET", "s3cret")
     code, cause, rc, stdout = CASES[name]
@@ -169,7 +179,6 @@ async def test_a_hostile_program_ends_as_it_should(name, engine, image, monkeypa
     try:
         limits = ExecLimits(wall_s=1 if cause == "wall" else 30, output_bytes=4096)
         result = await sandbox.exec([*PYTHON, code], limits=limits)
-        print(result)
         assert (result.cause, result.rc) == (cause, rc), result
         if stdout is not None:
             assert result.stdout == stdout, result
@@ -194,5 +203,4 @@ async def test_killed_controllers_leave_no_container(engine, image, tmp_path):
             while left := [*held(engine, pid), *(tmp_path / "leases").glob("[!.]*")]:
                 assert time.monotonic() - since < 60, left
                 await asyncio.sleep(0.1)
-            print(time.monotonic() - since)
         nursery.stdin.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol, cast
 
@@ -79,7 +80,10 @@ async def run(command: Sequence[str], feed: AsyncIterator[bytes], out: Output, e
     loop = asyncio.get_running_loop()
     try:
         transport, ends = await loop.subprocess_exec(
-            lambda: _Ends(out, err), *command, start_new_session=True
+            lambda: _Ends(out, err),
+            *command,
+            cwd=tempfile.gettempdir(),  # podman's monitor leaves a file `oom` where it was started
+            start_new_session=True,
         )
     except OSError as error:
         raise SandboxError(f"{command[0]} could not be run: {error.strerror}") from error

@@ -298,7 +298,9 @@ def _guarantees(engine: Engine) -> list[Guarantee]:
         else Guarantee("files", "best-effort", "podman's tmpfs have no limit on files; they are counted"),
         Guarantee("cpu", "best-effort", "each process has a limit, and all together a share (sandbox.cpus)"),
         Guarantee("syscalls", "best-effort", engines),
-        Guarantee("nested_namespaces", "best-effort", engines),
+        Guarantee("nested_namespaces", "best-effort", engines)
+        if engine == "docker"
+        else Guarantee("nested_namespaces", "absent", "podman lets programs make namespaces of their own"),
         Guarantee(
             "controller_death", "absent", "containers outlive a killed controller until the run is reaped"
         ),

@@ -81,6 +81,7 @@ class RemoteSandbox(WithoutSpawns):
         self._begun = False  # whether there may be a machine
         self._events: Mapping[str, int] = {}
         self._running: asyncio.Future[Cause] | None = None
+        self._starting: asyncio.Future[bool] | None = None  # until the command that is started begins
         self._services = Services()
 
     @property
@@ -169,6 +170,8 @@ class RemoteSandbox(WithoutSpawns):
         async with self._pausing:
             self._usable()
             if self._made:
+                if self._starting is not None:  # an engine starts nothing in what stands still
+                    await asyncio.wait([self._starting], timeout=self._settings.start_timeout_s)
                 await self.machine.hold(still=True)
             self._paused = True
             self._going_on.clear()
@@ -370,6 +373,7 @@ class RemoteSandbox(WithoutSpawns):
 
         out = Sink(limits.output_bytes, lambda: settle("output"), inside.READY)
         err = Sink(limits.output_bytes, lambda: settle("output"))
+        self._starting = out.ready
 
         async def feed() -> AsyncIterator[bytes]:
             if await asyncio.shield(out.ready):
@@ -402,7 +406,7 @@ class RemoteSandbox(WithoutSpawns):
                 finally:
                     running.cancel()
         finally:
-            self._running = None
+            self._running = self._starting = None
             if not self._terminated:  # its end takes everything along
                 swept = await whole(self._sweep_awake())
         code: int | SandboxError | None = None if running.cancelled() else running.result()
