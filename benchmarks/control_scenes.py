@@ -139,7 +139,8 @@ HELD_OUT = (
         queue=QueueSettings(group_size=4, batch_size=64, bound=3),
     ),
 )  # fmt: skip
-"""Workloads that the rules were not made on.
+"""Workloads that no rule was tuned on.
 
-The last one was written when they were done. Of the first two, decisions of earlier rules were looked at.
+Of the first two, decisions of earlier rules were looked at, and one rule came of the second. The last one was
+written when all rules but that one were done.
 """
