@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import select
 import signal
 
 import pytest
@@ -156,6 +157,21 @@ def test_a_question_after_its_death_starts_another(made):
     with contextlib.suppress(WorkerDiedError):  # it is asked before its death is seen, or after
         environment.task("train", 0, None)
     assert environment.task("train", 0, None).payload["messages"]
+
+
+@pytest.mark.parametrize("how", ["closed", "left alone"])
+def test_what_a_package_started_ends_with_its_worker(made, tmp_path, how):
+    environment = made(f"serves {tmp_path / 'pid'}")
+    environment.num_tasks("train")
+    server = os.pidfd_open(int((tmp_path / "pid").read_text()))
+    if how == "closed":
+        environment.close()
+    else:  # as when the process that asks has been killed
+        environment._processes[0]._child._process.stdin.close()
+    try:
+        assert select.select([server], [], [], 30.0)[0]
+    finally:
+        os.close(server)
 
 
 async def test_a_cancelled_request_is_cancelled_in_the_worker(made):

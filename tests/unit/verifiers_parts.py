@@ -53,7 +53,7 @@ class Rubric:
         pass
 """
 PACKAGE = """
-import os, sys, time
+import os, subprocess, sys, time
 from verifiers.rubrics.rubric import Rubric
 
 calls = {}
@@ -63,6 +63,10 @@ class Environment:
         self.kind, self.turns = kind, turns
         self.rows = [{"prompt": [{"role": "user", "content": f"say {at}"}], "answer": str(at)}
                      for at in range(rows)]
+        if kind.startswith("serves "):  # a tool server in a session of its own
+            server = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            with open(kind.removeprefix("serves "), "w") as file:
+                file.write(str(server.pid))
         self.rubric = Rubric([self.right, self.length], [1.0, 0.0])
     def build_dataset(self):
         return self.rows

@@ -30,6 +30,7 @@ from headway.core.errors import (
     WorkerDiedError,
 )
 from headway.rewards.faults import RewardRaisedFault
+from headway.sandbox.keeper import below, kill
 
 SCRIPT = Path(__file__).parent / "worker" / "headway_child.py"
 _CANCEL_S = 20.0  # from a request's cancellation to its answer; a child that is silent is ended
@@ -220,7 +221,9 @@ class _Child:
                 raise EnvironmentFault(text)
 
     def end(self) -> None:
-        """End the process; idempotent."""
+        """End the process and what the package started; idempotent."""
+        if self._process.poll() is None:
+            kill(below(self._process.pid))  # tool servers have sessions of their own
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, 9)
         self._process.kill()

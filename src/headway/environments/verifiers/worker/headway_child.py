@@ -2,7 +2,8 @@
 
 Consumes JSON objects, one a line of stdin, each with an `id` and what to `do`; answers each by one line on
 stdout, in the order in which they are done. Rollouts run at the same time, on one event loop; `cancel` ends
-one. Waits for the next line; ends with stdin, at once, whatever runs: its parent is gone then.
+one. Waits for the next line; ends with stdin, at once, whatever runs: its parent is gone then. What the
+package started, such as tool servers in sessions of their own, ends before.
 
 It is no module of Headway's: only the standard library and what the virtual environment holds is imported. A
 failure is answered by whose it is (`environment`, `infrastructure`, `reward`, `setup`) and in words; it is
@@ -12,7 +13,9 @@ never a reward.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
+import glob
 import json
 import os
 import signal
@@ -133,7 +136,19 @@ def _read(loop: asyncio.AbstractEventLoop, server: Server) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         loop.call_soon_threadsafe(server.take, request)
+    _end_children(os.getpid())
     os._exit(0)
+
+
+def _end_children(parent: int) -> None:
+    """Kill what descends from a process, from below; where the system does not tell, nothing."""
+    for path in glob.glob(f"/proc/{parent}/task/*/children"):
+        with contextlib.suppress(OSError):
+            with open(path) as file:
+                children = [int(word) for word in file.read().split()]
+            for child in children:
+                _end_children(child)
+                os.kill(child, signal.SIGKILL)
 
 
 async def _serve(answers: Any) -> None:
