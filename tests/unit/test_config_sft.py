@@ -65,7 +65,8 @@ def test_mistakes_are_told_with_their_lines(tmp_path):
     path = tmp_path / "f.toml"
     path.write_text("[sft]\nepoch = 2\ntoo_long = 'cutt'\neval_every_steps = 5\n[mdoel]\npath = 'tiny'\n")
     assert refused(path) == [
-        f"{path}: model.path: is required: The model to train: a directory with a Hugging Face checkpoint, a "
+        f"{path}: model.path: is required: The model to train: a directory with a Hugging Face checkpoint "
+        "(relative to the config file, or to the current directory where it is not there), a "
         'name on the Hugging Face Hub, or "smollm2" or "tiny", which headway model fetch brings. '
         'In section [model] write, for example, path = "smollm2"',
         f"{path}:1: sft.data: is required: JSONL file of conversations to train on; a relative path is "
