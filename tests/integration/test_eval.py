@@ -115,6 +115,7 @@ def test_an_environment_that_never_works_fails_the_evaluation(bench):
     bench.check(bench.runs / "eval-test")
 
 
+@pytest.mark.slow  # test_lifecycle.py interrupts a training run
 def test_interrupted_it_goes_on_anew(bench):
     overrides = bench.environment(rollout="await asyncio.sleep(2.0)", score=SCORE)
     command = bench.start("eval", bench.config, *overrides, "--tasks", "200").until("^evaluating")

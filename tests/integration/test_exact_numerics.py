@@ -6,7 +6,13 @@ LORA = ["trainer.full=false", "trainer.lora_rank=4", "trainer.learning_rate=1e-2
 FULL = ["trainer.full=true", "trainer.learning_rate=1e-3"]
 
 
-@pytest.mark.parametrize(("bound", "trained"), [(0, LORA), (1, FULL)], ids=["bound 0, LoRA", "bound 1, full"])
+@pytest.mark.parametrize(
+    ("bound", "trained"),
+    [
+        pytest.param(0, LORA, id="bound 0, LoRA", marks=pytest.mark.slow),
+        pytest.param(1, FULL, id="bound 1, full"),
+    ],
+)
 def test_the_journal_says_zero_at_each_step(bench, bound, trained):
     ended = bench.train(
         *bench.environment(),

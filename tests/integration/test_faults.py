@@ -18,7 +18,7 @@ def messages(bench, owner):
     ("fault", "cause", "words"),
     [
         ("raise ValueError('no such judge')", "exception", "ValueError: no such judge"),
-        ("return Reward(float('nan'))", "not_finite", "nan"),
+        pytest.param("return Reward(float('nan'))", "not_finite", "nan", marks=pytest.mark.slow),
         pytest.param("await asyncio.sleep(600)", "timeout", "reward.timeout_s", marks=pytest.mark.slow),
     ],
     ids=["raises", "nan", "sleeps"],
@@ -170,6 +170,7 @@ def test_a_loss_s_mistake_is_bad_input_and_starts_nothing_anew(bench):
     assert bench.entries("RestartWorker") == []
 
 
+@pytest.mark.slow  # the scheduler's tests have it without processes
 def test_a_run_that_skipped_its_every_step_has_failed(bench):
     ended = bench.train(loss_of(bench, "logp * float('nan')"), "stop.steps=2", "queue.max_failed_groups=9")
     assert ended.code == 1, ended.text
@@ -241,7 +242,9 @@ if index >= 12:
 }
 
 
-@pytest.mark.parametrize("what", GONE)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[pytest.mark.slow] if what == "program" else []) for what in GONE]
+)
 def test_a_provider_that_is_gone_for_good_in_mid_run_ends_it_by_name(bench, what):
     gone, words = GONE[what]
     environment = bench.environment(

@@ -147,7 +147,7 @@ def survives(bench, rng, num_kills):
 
 @pytest.mark.parametrize(
     ("seed", "num_kills"),
-    [(0, 2), *(pytest.param(seed, 5, marks=pytest.mark.slow) for seed in range(1, 20))],
+    [pytest.param(seed, 5, marks=pytest.mark.slow) for seed in range(20)],
 )
 def test_processes_killed_at_random_moments_cost_no_finished_rollout(bench, seed, num_kills):
     survives(bench, random.Random(seed), num_kills)

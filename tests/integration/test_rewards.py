@@ -106,7 +106,9 @@ def away_and_back(bench, command, port, away_s, judge):
         return command.ended()
 
 
-@pytest.mark.parametrize("group", [False, True], ids=["each", "pairwise"])
+@pytest.mark.parametrize(
+    "group", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["each", "pairwise"]
+)
 def test_a_judge_that_goes_away_and_comes_back_costs_no_rollout(bench, group):
     with served(8) as server:
         port, url = server.port, server.url
@@ -134,6 +136,7 @@ def test_a_judge_that_goes_away_and_comes_back_costs_no_rollout(bench, group):
         }
 
 
+@pytest.mark.slow  # the scheduler's tests have it without processes
 def test_a_judge_that_stays_away_ends_the_run_by_its_address_and_a_resume_scores_what_was_finished(bench):
     with served(8) as server:
         port, url = server.port, server.url

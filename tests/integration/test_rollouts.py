@@ -6,6 +6,7 @@ import shutil
 import struct
 
 import pyarrow.parquet as pq
+import pytest
 
 from headway.core.payload import read_payload
 from headway.runtime.transcripts import transcripts
@@ -78,6 +79,7 @@ def test_a_run_that_goes_on_and_one_that_was_killed_can_be_looked_into(bench):
     assert "[[" in shown.out
 
 
+@pytest.mark.slow
 def test_what_was_removed_is_said(bench):
     assert bench.train("stop.steps=1").code == 0
     name = rollout_table(bench.run_dir)[0].rollout

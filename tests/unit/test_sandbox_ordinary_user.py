@@ -49,8 +49,8 @@ def interpreter():
         ("tests/unit/test_sandbox_hostile_table.py", "not plain"),
         ("tests/unit/test_sandbox_traps.py", "trap"),
         ("tests/unit/test_sandbox_soak.py", "come_and_go"),
-        ("tests/unit/test_sandbox_images.py", "not bubblewrap"),
-        ("tests/unit/test_sandbox_first_process.py", "test"),
+        pytest.param("tests/unit/test_sandbox_images.py", "not bubblewrap", marks=pytest.mark.slow),
+        pytest.param("tests/unit/test_sandbox_first_process.py", "test", marks=pytest.mark.slow),
     ],
 )
 def test_an_ordinary_user_has_the_same_sandbox(interpreter, file, only, tmp_path_factory):
