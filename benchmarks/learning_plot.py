@@ -21,18 +21,19 @@ INK = "#808590"
 COLOURS = ("#8c8c8c", "#3fa7d6", "#2f7dd1", "#7a6fe0", "#e8a33d", "#e5733b", "#d8434e", "#2fa57a", "#b35fc0")
 DASHED = "uncorrected"
 
+# Text stays text, and equal results give equal files.
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "headway",
+    "font.size": 10,
+    "text.color": INK,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+}
+
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Write the curves of a result as `learning.py` keeps it to an SVG file."""
-    # Text stays text, and equal results give equal files.
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "headway",
-        "font.size": 10,
-        "text.color": INK,
-    }
-    style |= {"axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
-    with pyplot.rc_context(style):
+    with pyplot.rc_context(STYLE):
         figure, (samples, seconds) = pyplot.subplots(1, 2, figsize=(11, 4.6), sharey=True)
         for colour, (name, mode) in zip(COLOURS, result["modes"].items(), strict=False):
             _line(samples, mode["reward_by_samples"], result["bin_samples"], colour, name)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 
 mpl.use("svg")
-from learning_plot import COLOURS, INK
+from learning_plot import COLOURS, INK, STYLE
 from matplotlib import pyplot
 
 from headway.runtime.trained import read_run
@@ -26,14 +25,7 @@ def draw(run: Path, path: Path) -> None:
     steps = read_run(run).metrics.steps
     xs, ys = known([record.step for record in steps.records], [record.reward for record in steps.records])
     evals = [(point.step, point.reward) for point in steps.evals if point.reward is not None]
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "headway",
-        "font.size": 10,
-        "text.color": INK,
-    }
-    style |= {"axes.edgecolor": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}
-    with pyplot.rc_context(style):
+    with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(figsize=(7, 3.6))
         axes.plot(xs, ys, color=COLOURS[0], linewidth=0.7, label="train, each step")
         axes.plot(xs, smoothed(ys), color=COLOURS[2], linewidth=2, label="train, trailing mean")

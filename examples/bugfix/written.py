@@ -6,6 +6,7 @@ From the root of the repository:
 """
 
 import argparse
+import itertools
 import json
 
 from headway.environments.bugfix.environment import Bugfix, BugfixSettings
@@ -15,7 +16,7 @@ def main(tasks, out, max_lines):
     """Write a conversation for each train task."""
     environment = Bugfix(BugfixSettings(tasks=tasks, levels=(1,), max_lines=max_lines), seed=0)
     rows = {}
-    for index in range(environment.num_tasks("train") or 10_000):
+    for index in itertools.count():
         task = environment.task("train", index, 1)
         name = task.payload["instance"]
         if name in rows:  # they come again
