@@ -15,17 +15,8 @@ from headway.matching.build import models_of
 from headway.matching.control_levers import KEYS
 from headway.matching.fluid import Fluid
 from headway.matching.plan import sample_of
-from headway.matching.short_simulation import (
-    AtStep,
-    cut_models,
-    cut_settings,
-    events_a_step,
-    parts_of,
-    patient,
-)
-from headway.matching.simulate_models import ModelledDriver
+from headway.matching.short_simulation import cut_models, cut_settings, driver_of, events_a_step, fitting_part
 from headway.matching.spec_load import Spec
-from headway.queue.settings import EvalSettings, StopSettings
 
 if TYPE_CHECKING:
     from headway.config.control import ControlSettings
@@ -96,31 +87,18 @@ def follow_control(
     models = models_of(spec)
     flow = Fluid(spec, models, sample_of(spec, models, step, most_turns=6_000, fewest=4)).solve()
     each = events_a_step(spec, flow)
-    part = 1
-    for candidate in parts_of(spec.scheduler, models.replicas):
-        part = candidate
-        if each / part * _FEWEST_STEPS <= budget_events:
-            break
+    part = fitting_part(spec.scheduler, models.replicas, each * _FEWEST_STEPS, budget_events)
     if each / part * _FEWEST_STEPS > budget_events:
         words = f"not predicted: {_FEWEST_STEPS} steps would take some {each / part * _FEWEST_STEPS:,.0f} "
         words += "events, which headway simulate has no limit for; the figures are of the settings as written"
         return Followed(spec, words, None)
     steps = min(_STEPS, int(budget_events * part / each))
     changes = _Changes()
-    scheduler = replace(
+    driver = driver_of(
         cut_settings(spec.scheduler, part),
-        stop=StopSettings(steps=steps),
-        eval=EvalSettings(num_tasks=0, at_start=False, at_end=False),
-        deadlines=patient(spec.scheduler.deadlines),
-    )
-    cut = cut_models(models, part)
-    driver = ModelledDriver(
-        scheduler,
-        engine=cut.engine,
-        replicas=cut.replicas,
-        trainer=cut.trainer,
-        workload=AtStep(cut.workload, step),
-        fleet=cut.fleet,
+        cut_models(models, part),
+        steps=steps,
+        step=step,
         seed=seed,
         journal=changes,
         control=_cut_control(control, part),

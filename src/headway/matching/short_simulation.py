@@ -101,11 +101,7 @@ def short_simulation(
     scheduler = spec.scheduler
     each = events_a_step(spec, flow)
     wanted = fewest_steps(spec)
-    part = 1
-    for candidate in parts_of(scheduler, models.replicas):
-        part = candidate
-        if each / part * wanted <= budget_events:
-            break
+    part = fitting_part(scheduler, models.replicas, each * wanted, budget_events)
     if each / part * wanted > _OVER * budget_events and not at_any_cost:
         return None
     steps = max(wanted, min(_MOST_STEPS, int(budget_events * part / each)))
@@ -124,12 +120,29 @@ def short_simulation(
 def _simulate(
     settings: SchedulerSettings, models: Models, events: int, warmup_steps: int, step: int, seed: int
 ) -> SimSummary:
-    driver = ModelledDriver(
+    driver = driver_of(settings, models, steps=_NO_END, step=step, seed=seed)
+    return driver.run(warmup_steps=warmup_steps, max_events=events)
+
+
+def driver_of(
+    settings: SchedulerSettings, models: Models, *, steps: int, step: int, seed: int, **watched: Any
+) -> ModelledDriver:
+    """Return the driver of so many steps without evaluations, its rollouts drawn as after a step.
+
+    Args:
+        settings: of the run, or of a part of it.
+        models: likewise.
+        steps: after which it ends.
+        step: after which the rollouts are drawn.
+        seed: of the simulation.
+        watched: `journal` and `control` of ModelledDriver.
+    """
+    return ModelledDriver(
         replace(
             settings,
-            stop=StopSettings(steps=_NO_END),
+            stop=StopSettings(steps=steps),
             eval=EvalSettings(num_tasks=0, at_start=False, at_end=False),
-            deadlines=patient(settings.deadlines),
+            deadlines=_patient(settings.deadlines),
         ),
         engine=models.engine,
         replicas=models.replicas,
@@ -137,8 +150,8 @@ def _simulate(
         workload=AtStep(models.workload, step),
         fleet=models.fleet,
         seed=seed,
+        **watched,
     )
-    return driver.run(warmup_steps=warmup_steps, max_events=events)
 
 
 def _of_the_whole(metrics: dict[str, Any], part: int) -> dict[str, Any]:
@@ -155,16 +168,20 @@ def _of_the_whole(metrics: dict[str, Any], part: int) -> dict[str, Any]:
     return whole
 
 
-def patient(deadlines: DeadlineSettings) -> DeadlineSettings:
+def _patient(deadlines: DeadlineSettings) -> DeadlineSettings:
     """Return deadlines that nothing modelled passes: `plan.doubts` names those that the run would."""
     names = ("train_s", "publish_s", "apply_s", "checkpoint_s", "sandbox_s")
     return replace(deadlines, **dict.fromkeys(names, 1e6))
 
 
-def parts_of(scheduler: SchedulerSettings, replicas: int) -> list[int]:
-    """Return the parts that a run can be cut into: whole groups and replicas in each."""
+def fitting_part(scheduler: SchedulerSettings, replicas: int, events: float, budget_events: int) -> int:
+    """Return into how many parts to cut a run of so many events, so that one is within a budget.
+
+    A part has whole groups and replicas; where even the smallest is beyond the budget, it is that one.
+    """
     groups = scheduler.queue.batch_groups
-    return [part for part in range(1, groups + 1) if groups % part == 0 and replicas % part == 0]
+    parts = [part for part in range(1, groups + 1) if groups % part == 0 and replicas % part == 0]
+    return next((part for part in parts if events / part <= budget_events), parts[-1])
 
 
 def cut_models(models: Models, part: int) -> Models:
