@@ -74,6 +74,12 @@ def test_a_model_is_found_by_its_name(path, name):
     assert find_model(path).name == name
 
 
+def test_the_tiny_model_has_numbers_before_it_is_made(tmp_path, monkeypatch, tiny_checkpoint):
+    monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path))
+    made = find_model(str(tiny_checkpoint))
+    assert find_model("tiny") == replace(made, name="tiny", source="config.json of tiny")
+
+
 def test_an_unknown_model_is_refused_with_the_nearest():
     with pytest.raises(ModelError, match=r"Did you mean Qwen3-8B"):
         find_model("Qwen3-8C")

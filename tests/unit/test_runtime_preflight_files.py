@@ -62,6 +62,13 @@ def test_files_of_other_environments_and_of_sources_are_looked_for(folder, tasks
     assert (one.level, one.key) == ("error", "source.a.args.tasks")
 
 
+@pytest.fixture
+def no_models(tmp_path, monkeypatch):
+    """A machine where no model was fetched yet."""
+    monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("no_models")
 @pytest.mark.parametrize(
     "given",
     [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headway.core.errors import ModelError
 from headway.core.near import did_you_mean, nearest
 from headway.matching.model_facts import Indexer, Latent, ModelNumbers, known_models
+from headway.models import tiny
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +23,7 @@ def find_model(path: str) -> ModelNumbers:
     Args:
         path: a name of the table of models, also behind an organisation (`Qwen/Qwen3-8B`) or with a date
             (`Qwen3-235B-A22B-Thinking-2507`); a directory with config.json; such a file; or a model that
-            `headway model fetch` brought.
+            `headway model fetch` brings, whether or not it has.
 
     Raises:
         ModelError: there is no such model, or its config.json does not say what is needed.
@@ -39,11 +40,7 @@ def find_model(path: str) -> ModelNumbers:
         if folded == known or folded.startswith(f"{known}-"):
             return numbers
     if path == "tiny":
-        from headway.models.cache import model_dir
-
-        fetched = model_dir(path) / "config.json"
-        if fetched.is_file():
-            return from_config(_read(fetched), path)
+        return from_config(tiny.CONFIG, path)
     rule = "must name a model of the table, a directory with config.json, or such a file"
     remedy = did_you_mean(nearest(name, known_models()))
     remedy = remedy or "The table has " + ", ".join(known_models())

@@ -56,6 +56,12 @@ def resolve(model: str, cache_dir: Path | None = None, progress: Progress = sile
     return _from_hub(model, progress)
 
 
+def is_to_fetch(model: str) -> bool:
+    """Return whether `resolve` would first have to fetch, make or convert a model, or ask the Hub for it."""
+    is_gone = model not in FETCHABLE and _looks_like_path(model) and not Path(model).expanduser().is_file()
+    return not is_gone and find(model) is None
+
+
 def find(model: str, cache_dir: Path | None = None) -> Path | None:
     """Return the directory that `model` means where it is on this machine, whole or not; None elsewhere.
 

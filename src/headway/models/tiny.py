@@ -17,7 +17,7 @@ import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headway.models.cache import install
 from headway.models.progress import Progress, no_progress_bars, silent
@@ -37,6 +37,20 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>a' }}{% endif %}"
 )
 
+CONFIG: dict[str, Any] = {  # of transformers' LlamaConfig
+    "vocab_size": VOCAB,
+    "hidden_size": 96,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.08,  # the default of 0.02 is meant for wider models and delays learning
+    "bos_token_id": None,
+    "eos_token_id": IM_END,
+    "pad_token_id": END_OF_TEXT,
+}
 _LIMITS = (10, 20, 100, 100)
 _IGNORED = -100
 
@@ -171,21 +185,7 @@ def _rate_factor(step: int, steps: int) -> float:
 def _new_model() -> LlamaForCausalLM:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=96,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        initializer_range=0.08,  # the default of 0.02 is meant for wider models and delays learning
-        bos_token_id=None,
-        eos_token_id=IM_END,
-        pad_token_id=END_OF_TEXT,
-    )
-    return LlamaForCausalLM(config)
+    return LlamaForCausalLM(LlamaConfig(**CONFIG))
 
 
 def _batch(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from headway.config.load import load_config
 from headway.core.errors import ConfigError, UserError
 from headway.core.storage import refused
+from headway.models.checkpoint import is_to_fetch
 from headway.runtime.model import say_aside
 from headway.runtime.preflight import (
     chat,
@@ -114,20 +115,27 @@ def look_at_file(path: Path | None, overrides: Sequence[str]) -> tuple[Subject |
 def fast_part(subject: Subject) -> Path:
     """Run the fast checks, print warnings, and return the model's directory.
 
-    Raises ConfigError with every error.
+    Raises ConfigError with every error; those that show without a model are raised before one is fetched.
     """
-    found = [
-        finding
-        for each in look(subject, [check for check in CHECKS if check.is_fast])
-        for finding in each.findings
-    ]
+    checks = [check for check in CHECKS if check.is_fast]
+    on_model = [check for check in checks if check.name == "model" or check.needs]
+    found = _of(subject, [check for check in checks if check not in on_model])
+    if not (_errors(found) and is_to_fetch(subject.config.model.path)):
+        found += _of(subject, on_model)
     for finding in found:
         if finding.level == "warning":
             say_aside(f"warning: {finding.sentence()}")
-    errors = [finding.error for finding in found if finding.error is not None]
-    if errors:
+    if errors := _errors(found):
         raise ConfigError(errors)
     return subject.model_dir
+
+
+def _of(subject: Subject, checks: Sequence[Check]) -> list[Finding]:
+    return [finding for each in look(subject, checks) for finding in each.findings]
+
+
+def _errors(found: list[Finding]) -> list[UserError]:
+    return [finding.error for finding in found if finding.error is not None]
 
 
 def _findings(check: Check, subject: Subject) -> Iterator[Finding]:
