@@ -35,6 +35,11 @@ SPECS = {
 _BUDGET = 15_000
 
 
+def quick(*names):
+    """The specs, all but the named ones for `make test-slow`."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in SPECS]
+
+
 @pytest.fixture
 def load(tmp_path):
     file = tmp_path / "spec.toml"
@@ -67,7 +72,7 @@ def test_what_every_plan_keeps(load, name, budget):
     assert "1 replicas" not in text
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", quick("kv", "oversampling", "prefill-heavy", "sandboxes"))
 def test_a_plan_agrees_with_a_longer_simulation(load, name):
     spec = load(*SPECS[name])
     budget, longer = (60_000, 30_000) if AGENT[0] in SPECS[name] else (30_000, 20_000)

@@ -189,9 +189,11 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_its_rows(start, monkeypatch
 
     at_step(monkeypatch, 3, spoil)
     code, run = start()
-    assert code == 1
-    err = capsys.readouterr().err
-    assert "loss and gradient must be finite; those of step 3 are not" in err
+    assert code == 2
+    told = capsys.readouterr()
+    assert f"the run stays in {run}; `headway resume {run} KEY=VALUE` goes on" in told.out
+    (err,) = told.err.splitlines()
+    assert err.startswith("error: loss and gradient must be finite; the loss of step 3 is not. Its first ")
     assert "train.jsonl:" in err
     assert "A lower sft.learning_rate may help" in err
     ended = read_supervised(run).ended

@@ -310,6 +310,7 @@ def with_deadlines(job, **deadlines):
     return replace(job, config=replace(job.config, deadlines=replace(job.config.deadlines, **deadlines)))
 
 
+@pytest.mark.slow  # ranks that hang as they start and ranks that die are tested here
 def test_a_rank_that_hangs_is_named_before_the_step_s_deadline(job, train):
     with ThreadPoolExecutor(1) as writer:
         desk = Desk(with_deadlines(ranked(job, 3), train_s=5.0), writer)

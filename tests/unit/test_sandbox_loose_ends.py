@@ -241,3 +241,9 @@ async def test_a_sandbox_that_has_failed_is_not_alive_although_its_processes_sti
     assert await provider.alive(sandbox.id)
     sandbox._cell._fail(SandboxError("its first process ended"))  # what its socket's end does
     assert not await provider.alive(sandbox.id)
+
+
+@pytest.mark.parametrize("limits", [{"wall_s": 0}, {"wall_s": float("nan")}, {"output_bytes": -1}])
+def test_what_is_no_limit_is_refused(limits):
+    with pytest.raises(ValueError, match="limits must be above 0 seconds and at least 0 bytes"):
+        ExecLimits(**limits)

@@ -45,10 +45,14 @@ def interpreter():
     ("file", "only"),
     [
         ("tests/contract/test_local_provider.py", "TestLocal and not Without"),
-        ("tests/contract/test_serving.py", "(TestLocal or TestBubblewrap) and (answered or nobody)"),
         ("tests/unit/test_sandbox_hostile_table.py", "not plain"),
         ("tests/unit/test_sandbox_traps.py", "trap"),
-        ("tests/unit/test_sandbox_soak.py", "come_and_go"),
+        pytest.param(
+            "tests/contract/test_serving.py",
+            "(TestLocal or TestBubblewrap) and (answered or nobody)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("tests/unit/test_sandbox_soak.py", "come_and_go", marks=pytest.mark.slow),
         pytest.param("tests/unit/test_sandbox_images.py", "not bubblewrap", marks=pytest.mark.slow),
         pytest.param("tests/unit/test_sandbox_first_process.py", "test", marks=pytest.mark.slow),
     ],

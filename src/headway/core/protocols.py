@@ -219,10 +219,18 @@ class SandboxStats:
 
 @dataclass(frozen=True, slots=True)
 class ExecLimits:
-    """Limits of one command. Start and queue time never count."""
+    """Limits of one command. Start and queue time never count.
+
+    Raises ValueError unless wall_s is above 0 and output_bytes is not below it.
+    """
 
     wall_s: float = 5.0
     output_bytes: int = 65536
+
+    def __post_init__(self) -> None:
+        """Refuse what would be no limit, NaN too."""
+        if not (self.wall_s > 0 and self.output_bytes >= 0):
+            raise ValueError(f"limits must be above 0 seconds and at least 0 bytes: {self}")
 
 
 ConnectionHandler: TypeAlias = "Callable[[StreamReader, StreamWriter], Awaitable[None]]"

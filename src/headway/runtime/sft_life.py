@@ -23,7 +23,7 @@ from headway.algorithms.settings import AlgorithmSettings
 from headway.config.compose import SftConfig
 from headway.core.clock import RunClock, stopwatch
 from headway.core.codec import finite_only
-from headway.core.errors import DiskFullError, HeadwayError
+from headway.core.errors import DiskFullError, HeadwayError, UserError
 from headway.runtime import directory
 from headway.runtime.job import checkpoint_dir, payload_dir
 from headway.runtime.life import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
@@ -80,7 +80,8 @@ def planned_steps(config: SftConfig, rows: SftRows) -> int:
 def live_sft(prepared: SftPrepared) -> int:
     """Run one life to its end and return the command's exit code.
 
-    A full disk is told in one line. Raises HeadwayError for a fault. Either way the run can be resumed.
+    A full disk is told in one line. Raises UserError when a step was not finite, HeadwayError for a fault. In
+    each case the run can be resumed.
     """
     run_dir = prepared.run_dir
     record = directory.LifeRecord(os.getpid(), run_dir.name, "", directory.this_host())
@@ -96,6 +97,9 @@ def live_sft(prepared: SftPrepared) -> int:
                 f"stopped at once; `headway resume {prepared.quoted}` goes on from the last checkpoint"
             )
             return EXIT_INTERRUPTED
+        except UserError:
+            prepared.say(f"the run stays in {run_dir}; `headway resume {prepared.quoted} KEY=VALUE` goes on")
+            raise
         except DiskFullError as error:
             prepared.say(f"error: {error}")
             prepared.say(f"the run stays in {run_dir}; `headway resume {prepared.quoted}` goes on")
@@ -179,7 +183,7 @@ class _Life:
         facts = self._facts(batch, result, stopwatch() - began)
         self._write("step", **facts)
         if result.metrics["nonfinite"]:
-            self._fault(rows)
+            raise self._not_finite(rows, facts["loss"])
         step, last = self._trainer.steps, self._trainer.steps == self._last_step
         for line in self._progress.after_step(facts, self._clock.now(), last=last or bool(self._stop)):
             self._prepared.say(line)
@@ -202,11 +206,13 @@ class _Life:
             "duration_s": round(duration_s, 6),
         }
 
-    def _fault(self, rows: list[SftRow]) -> None:
+    def _not_finite(self, rows: list[SftRow], loss: float | None) -> UserError:
         places = ", ".join(row.place for row in rows[:8])
-        rule = f"loss and gradient must be finite; those of step {self._trainer.steps} are not"
-        remedy = f"Its first conversations are {places}. A lower sft.learning_rate may help"
-        raise HeadwayError(rule, remedy=remedy)
+        what = "loss" if loss is None else "gradient"
+        return UserError(
+            f"loss and gradient must be finite; the {what} of step {self._trainer.steps} is not",
+            remedy=f"Its first conversations are {places}. A lower sft.learning_rate may help",
+        )
 
     def _evaluate(self) -> None:
         rows = self._prepared.rows.eval
