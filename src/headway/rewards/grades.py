@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from headway.rewards.patterns import compiled, last_match
+
 if TYPE_CHECKING:
     from headway.rewards.settings import JudgeSettings
 
@@ -100,13 +102,13 @@ def _of_json(text: str) -> tuple[float, str]:
 
 
 def _of_pattern(text: str, pattern: str) -> tuple[float, str]:
-    found = list(re.finditer(pattern, text))
-    if not found:
+    found = last_match(compiled(pattern), text)
+    if found is None:
         raise Unreadable("it holds no score in the form that was asked for")
     try:
-        return _finite(float(found[-1][1] or "")), text[: found[-1].start()]
+        return _finite(float(found[1] or "")), text[: found.start()]
     except ValueError:
-        raise Unreadable(f"its score is no number: {found[-1][1]!r}") from None
+        raise Unreadable(f"its score is no number: {found[1]!r}") from None
 
 
 def _finite(number: float) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from headway.core.records import Reward
+from headway.rewards.patterns import compiled, matches_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def matches(pattern: str) -> Callable[[Case], tuple[float, str]]:
     """Return a reward function: 1 when the last answer matches a regular expression as a whole, else 0."""
-    compiled = re.compile(pattern, re.DOTALL)
+    form = compiled(pattern, dotall=True)
 
     def format(case: Case) -> tuple[float, str]:
-        found = compiled.fullmatch(case.answer.strip()) is not None
+        found = matches_whole(form, case.answer.strip())
         return float(found), "as asked for" if found else "the answer has not the form that is asked for"
 
     return format

@@ -24,6 +24,7 @@ from headway.core.errors import EnvironmentSetupError, RewardFault, SandboxError
 from headway.core.protocols import ExecLimits
 from headway.core.records import Reward
 from headway.rewards.hidden import make_way
+from headway.rewards.patterns import compiled, last_match
 
 if TYPE_CHECKING:
     from headway.core.protocols import ExecResult, Sandbox
@@ -84,7 +85,12 @@ class Suite:
             rule = "only a suite with result junit knows its tests by name, which `expected` needs"
             raise EnvironmentSetupError(rule, value=self.result, remedy='Use result="junit"')
         if self.result == "pattern":
-            groups = re.compile(self.pattern).groupindex
+            try:
+                groups = compiled(self.pattern).groupindex
+            except ValueError as error:
+                rule = f"the pattern of a suite must be a regular expression: {error}"
+                remedy = r"As in (?P<passed>\d+) of (?P<total>\d+)"
+                raise EnvironmentSetupError(rule, value=self.pattern, remedy=remedy) from None
             if "passed" not in groups or not groups.keys() & {"failed", "total"}:
                 rule = "the pattern of a suite must have groups passed, and failed or total"
                 raise EnvironmentSetupError(
@@ -196,10 +202,10 @@ def read_unittest(text: str) -> Results | None:
 
 def read_pattern(pattern: str, text: str) -> Results | None:
     """Return what the last match of a pattern says; None without one."""
-    found = list(re.finditer(pattern, text, re.MULTILINE))
-    if not found:
+    found = last_match(compiled(pattern, multiline=True), text)
+    if found is None:
         return None
-    groups = found[-1].groupdict()
+    groups = found.groupdict()
     try:
         passed = int(groups["passed"] or 0)
         total = int(groups["total"]) if groups.get("total") else passed + int(groups.get("failed") or 0)

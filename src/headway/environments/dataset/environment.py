@@ -6,7 +6,6 @@ anything is generated. A task's payload is its row.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from headway.environments.dataset.settings import VERIFIERS, DatasetSettings
 from headway.environments.dataset.table import Part, Table
 from headway.environments.tasks import check_position, task_id
 from headway.rewards.check import checked
+from headway.rewards.patterns import compiled, last_match
 
 _MAX_PROBLEMS = 10
 
@@ -91,10 +91,10 @@ class Dataset:
         """Judge the answer in the reply."""
         answer = str(outcome.data["reply"])
         if self._settings.reply_pattern:
-            found = list(re.finditer(self._settings.reply_pattern, answer))
-            if not found:
+            found = last_match(compiled(self._settings.reply_pattern), answer)
+            if found is None:
                 return checked(Reward(0.0, ("the reply does not match reply_pattern",)))
-            answer = found[-1][1] or ""
+            answer = found[1] or ""
         if self._own is not None:
             return checked(await self._own(answer, dict(task.payload)))
         value = self._table.answer(task.payload)

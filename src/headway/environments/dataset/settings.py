@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from string import Formatter
@@ -11,6 +10,7 @@ from typing import Literal
 from headway.core.hooks import HookError, is_own, load_function
 from headway.core.near import did_you_mean, nearest
 from headway.core.settings import Problem, setting
+from headway.rewards.patterns import compiled
 
 VERIFIERS = ("number", "exact", "contains", "choice", "regex", "python-tests")
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction")
@@ -106,8 +106,8 @@ class DatasetSettings:
         for name in ("reply_pattern", "answer_pattern"):
             pattern = getattr(self, name)
             try:
-                fits = not pattern or re.compile(pattern).groups >= 1
-            except re.error as error:
+                fits = not pattern or compiled(pattern).groups >= 1
+            except ValueError as error:
                 yield Problem(
                     name, pattern, f"must be a regular expression: {error}", "Write it in single quotes"
                 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -14,6 +13,7 @@ from headway.core.near import did_you_mean, nearest
 from headway.core.records import Message
 from headway.environments.dataset.rows import MAX_PROBLEMS, Rows, read_rows
 from headway.environments.dataset.settings import ANSWER_COLUMNS, PROMPT_COLUMNS, DatasetSettings
+from headway.rewards.patterns import compiled, last_match
 
 _ROLES: dict[Any, Literal["system", "user", "tool"]] = {"system": "system", "user": "user", "tool": "tool"}
 
@@ -125,11 +125,11 @@ class Table:
                 raise UserError(rule, value=list(row), remedy=_near(name or "answer", row))
             return None
         if self._settings.answer_pattern and isinstance(value, str):
-            found = list(re.finditer(self._settings.answer_pattern, value))
-            if not found:
+            found = last_match(compiled(self._settings.answer_pattern), value)
+            if found is None:
                 rule = f"{name} must match answer_pattern"
                 raise UserError(rule, value=value[-80:], remedy="Mend the pattern, or leave the row out")
-            return found[-1][1]
+            return found[1]
         return value
 
     def _answers_itself(self, entries: list[Any]) -> bool:
