@@ -5,9 +5,10 @@ import re
 import pytest
 
 from headway.core.records import Reward
+from headway.environments.dataset.rewards import judge
 from headway.environments.dataset.settings import DatasetSettings
 from headway.rewards.grades import Unreadable, read_grade
-from headway.rewards.patterns import compiled, last_match, matches_whole
+from headway.rewards.patterns import compiled, fits, last_match
 from headway.rewards.settings import JudgeSettings, ShapingSettings
 from headway.rewards.shaping import shaped
 from headway.rewards.suite import Suite, read_pattern
@@ -38,13 +39,14 @@ def test_the_last_match_is_that_of_re(pattern, text):
 
 
 def test_a_whole_match_spans_lines_where_it_is_told_to():
-    assert matches_whole(compiled("<a>.*</a>", dotall=True), "<a>1\n2</a>")
-    assert not matches_whole(compiled("<a>.*</a>"), "<a>1\n2</a>")
-    assert not matches_whole(compiled("<a>.*</a>"), "<a>1</a> ")
+    assert fits(compiled("<a>.*</a>", dotall=True), "<a>1\n2</a>", whole=True)
+    assert not fits(compiled("<a>.*</a>"), "<a>1\n2</a>", whole=True)
+    assert not fits(compiled("<a>.*</a>"), "<a>1</a> ", whole=True)
+    assert fits(compiled("<a>.*</a>"), "<a>1</a> ")
 
 
 def test_what_takes_too_long_has_no_match():
-    assert not matches_whole(compiled(ENDLESS), TEXT)
+    assert not fits(compiled(ENDLESS), TEXT, whole=True)
     assert last_match(compiled(ENDLESS), f"aaa! {TEXT}") is None
 
 
@@ -54,6 +56,7 @@ def test_every_pattern_of_users_is_given_up_in_time():
     with pytest.raises(Unreadable, match="no score in the form"):
         read_grade(TEXT, JudgeSettings(url="http://localhost", model="m", form="pattern", pattern=ENDLESS))
     assert read_pattern(ENDLESS, TEXT) is None
+    assert judge("regex", TEXT, ENDLESS).score == 0.0
 
 
 def test_what_is_no_pattern_is_refused():

@@ -25,10 +25,10 @@ def compiled(pattern: str, *, dotall: bool = False, multiline: bool = False) -> 
         raise ValueError(str(error)) from None
 
 
-def matches_whole(pattern: Pattern[str], text: str) -> bool:
-    """Return whether a pattern matches all of a text."""
+def fits(pattern: Pattern[str], text: str, *, whole: bool = False) -> bool:
+    """Return whether a pattern matches somewhere in a text, or the whole of it."""
     try:
-        return pattern.fullmatch(text, timeout=_LIMIT_S) is not None
+        return (pattern.fullmatch if whole else pattern.search)(text, timeout=_LIMIT_S) is not None
     except TimeoutError:
         return False
 

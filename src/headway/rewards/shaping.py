@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.core.records import Reward
-from headway.rewards.patterns import compiled, matches_whole
+from headway.rewards.patterns import compiled, fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ def matches(pattern: str) -> Callable[[Case], tuple[float, str]]:
     form = compiled(pattern, dotall=True)
 
     def format(case: Case) -> tuple[float, str]:
-        found = matches_whole(form, case.answer.strip())
+        found = fits(form, case.answer.strip(), whole=True)
         return float(found), "as asked for" if found else "the answer has not the form that is asked for"
 
     return format

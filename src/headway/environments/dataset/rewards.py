@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import secrets
 from collections.abc import Callable
 from inspect import isawaitable, iscoroutinefunction
@@ -21,6 +20,7 @@ from headway.core.off_loop import in_thread
 from headway.core.records import Reward
 from headway.environments.dataset.settings import REWARD_PARAMETERS
 from headway.rewards.case import as_reward
+from headway.rewards.patterns import compiled, fits
 from headway.rewards.verifiers import (
     contains_text,
     equals_number,
@@ -76,8 +76,8 @@ def check_answer(verifier: str, value: Any) -> None:
         raise UserError("the right answer must be a letter", value=value, remedy="Use another reward")
     if verifier == "regex":
         try:
-            re.compile(str(value))
-        except re.error as error:
+            compiled(str(value))
+        except ValueError as error:
             rule = f"the right answer must be a regular expression: {error}"
             raise UserError(rule, value=value, remedy='Mend it, or use reward = "contains"') from None
     if verifier == "python-tests" and not _tests(value):
@@ -97,7 +97,7 @@ def judge(verifier: str, answer: str, value: Any) -> Reward:
         case "choice":
             right = last_choice(answer) == last_choice(str(value))
         case "regex":
-            right = re.search(str(value), answer) is not None
+            right = fits(compiled(str(value)), answer)
         case other:
             raise ValueError(f"no such verifier: {other}")
     reason = (
