@@ -12,7 +12,7 @@ from itertools import count
 import pytest
 
 from headway.core.clock import wall_time
-from headway.core.errors import UserError
+from headway.core.errors import EnvironmentSetupError, UserError
 from headway.rewards.cache import Cache, key_of
 from headway.rewards.faults import JudgeError
 from headway.rewards.judge import Judge
@@ -314,6 +314,20 @@ async def test_without_its_key_there_is_no_judge(monkeypatch):
     monkeypatch.delenv("JUDGE_TEST_KEY", raising=False)
     with pytest.raises(UserError, match=r"judge\.key_env.*must hold the API key"):
         Judge(JudgeSettings(url="http://127.0.0.1:9/v1", model="m", key_env="JUDGE_TEST_KEY"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"url": "localhost:8000"}, "url of style must be the address of an API"),
+        ({"model": ""}, "model of style must be given"),
+        ({"max_tries": 0}, "max_tries of style must be at least 1"),
+        ({"low": 3.0, "high": 1.0}, "low of style must be below high"),
+    ],
+)
+def test_settings_made_in_python_are_checked(changes, rule):
+    with pytest.raises(EnvironmentSetupError, match=rule):
+        Judge(JudgeSettings(**({"url": "http://127.0.0.1:9/v1", "model": "m"} | changes)), name="style")
 
 
 async def test_pairs_are_asked_in_both_orders_and_ranks_sum_to_half_their_number():

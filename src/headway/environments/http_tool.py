@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from headway.core.errors import ToolError
+from headway.core.made import must_hold
 from headway.core.records import ToolSpec
 from headway.core.settings import Problem, setting
 from headway.environments.outside import (
@@ -24,7 +25,6 @@ from headway.environments.outside import (
     Secrets,
     address_problems,
     limits_of,
-    must_hold,
     pause,
 )
 from headway.environments.tools import ToolRefusal, shortened
@@ -77,7 +77,7 @@ class HttpTool:
 
     def __init__(self, settings: HttpToolSettings, limits: OutsideLimits | None = None) -> None:
         owner = f"the tool {settings.name}"
-        must_hold(settings, owner)
+        must_hold(settings, owner, "tools.md")
         self._settings = settings
         self._limits = limits or limits_of(settings.limits, owner)
         self._secrets = Secrets(settings.secrets, owner)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from headway.core.errors import ToolError, UserError
+from headway.core.made import must_hold
 from headway.core.records import ToolSpec
 from headway.core.settings import Problem, setting
 from headway.environments.outside import (
@@ -30,7 +31,6 @@ from headway.environments.outside import (
     Secrets,
     address_problems,
     limits_of,
-    must_hold,
     pause,
 )
 from headway.environments.tools import ToolRefusal, shortened
@@ -70,7 +70,7 @@ class McpServer:
 
     def __init__(self, settings: McpSettings, limits: OutsideLimits | None = None) -> None:
         owner = f"the MCP server {settings.name}"
-        must_hold(settings, owner)
+        must_hold(settings, owner, "tools.md")
         self.settings = settings
         self.limits = limits or limits_of(settings.limits, owner)
         self.secrets = Secrets(settings.secrets, owner, in_headers=bool(settings.url))

@@ -16,7 +16,7 @@ import json
 import os
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus, urlsplit
 
 from headway.core.clock import stopwatch
@@ -99,20 +99,6 @@ def _written(value: str) -> Iterator[str]:
             forms |= {plain, plain.replace("/", "\\/")}
         forms |= {part, quote(part, safe=""), quote(part), quote_plus(part), html.escape(part)}
     yield from sorted((form for form in forms if len(form) >= _SHORT), key=lambda form: (-len(form), form))
-
-
-def must_hold(settings: Any, owner: str) -> None:
-    """Check settings that were made in Python, which nobody has looked at.
-
-    Raises EnvironmentSetupError that names the first field that is wrong.
-    """
-    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    kind = cast("type[Any]", type(settings))
-    problems = read_arguments(owner, kind, values)[1]
-    if problems:
-        first = problems[0]
-        remedy = first.remedy or "See docs/tools.md"
-        raise EnvironmentSetupError(f"{first.key} of {owner} {first.rule}", value=first.value, remedy=remedy)
 
 
 def limits_of(given: Mapping[str, Any], owner: str) -> OutsideLimits:

@@ -16,6 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from headway.core.made import must_hold
 from headway.rewards.cache import Cache, key_of
 from headway.rewards.endpoint import Endpoint, no_key
 from headway.rewards.faults import JudgeError
@@ -64,7 +65,7 @@ class Judge:
         share: of requests_per_min that is this process's.
         name: of its metric and reasons.
 
-    Raises UserError when the environment variable of the API key is not set.
+    Raises UserError for settings that cannot be, and when the environment variable of the API key is not set.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Judge:
         share: float = 1.0,
         name: str = "judge",
     ) -> None:
+        must_hold(settings, name, "rewards.md")
         if settings.key_env and not os.environ.get(settings.key_env, "").strip():
             raise no_key()
         self.settings = settings
