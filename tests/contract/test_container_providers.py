@@ -96,7 +96,11 @@ class TestDockerServesAll(ServingContract):
 
 @standin
 class TestDocker(_OverAStandin, ContainerBasics):
-    """All of it."""
+    """But for what takes many commands and is remote.py's, which Modal's stand-in has too; see below."""
+
+    test_an_upload_stays_where_it_is_put = None
+    test_equal_states_are_stored_once_and_a_change_is_never_missed = None
+    test_a_download_follows_nothing_and_is_bounded = None
 
     async def test_a_start_that_fails_leaves_no_container(self, state, provider):
         (state / "fail-run").touch()
@@ -170,6 +174,12 @@ class TestDocker(_OverAStandin, ContainerBasics):
         monkeypatch.setattr("os.readlink", lambda *_args, **_more: link)
         with pytest.raises(SandboxError, match="pid namespace"):
             await sandbox.exec(["true"])
+
+
+@standin
+@pytest.mark.slow
+class TestDockerLong(_OverAStandin):
+    """What takes many commands, with all else of every provider's contract."""
 
 
 @standin

@@ -59,7 +59,16 @@ def make_trainer(model, trainer, folder, context=CONTEXT):
     )
 
 
-@pytest.fixture(scope="module", params=[*((family, False) for family in FAMILIES), ("llama", True)], ids=str)
+ALL = [*((family, False) for family in FAMILIES), ("llama", True)]
+# test_the_trainer_finds_the_generators_bits has every family, and the fast engine's contract too
+BETWEEN = [("qwen2", False), ("qwen3", False)]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(one, marks=[pytest.mark.slow] if one in BETWEEN else []) for one in ALL],
+    ids=str,
+)
 def versions(request, tmp_path_factory):
     """A family's model, settings, and the manifests of seven versions of it."""
     family, full = request.param

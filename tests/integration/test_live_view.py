@@ -111,6 +111,7 @@ def test_a_frame_below_the_lines_and_a_terminal_as_it_was(bench, terminal):
     assert bench.check()["outcome"] == "interrupted"
 
 
+@pytest.mark.slow  # how the frame goes is tested above, and what a failed run says in test_faults.py
 def test_a_run_that_fails_leaves_its_error_below_its_lines(bench, terminal):
     command = terminal("train", bench.config, *bench.environment("raise ValueError('no luck')"))
     assert command.ended() == 1, command.text
