@@ -87,6 +87,7 @@ def test_a_limit_on_file_sizes_is_a_full_disk_with_a_remedy_of_its_own(tmp_path)
         told = no_room(tmp_path, 2000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        writer.close()
     assert told is not None
     assert told.errno == errno.EFBIG
     assert no_room(tmp_path, 2000) is None

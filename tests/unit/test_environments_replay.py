@@ -362,10 +362,13 @@ async def test_a_provider_without_snapshots_is_rebuilt_by_its_calls(lives, unbro
     assert told(s, ended.payload) == unbroken[0]
 
 
-async def test_a_full_disk_at_parking_fails_the_rollout_by_name(lives, monkeypatch):
-    def full(self, name):
-        return open("/dev/full", "wb", buffering=0)
+@pytest.fixture
+def no_room():
+    with open("/dev/full", "wb", buffering=0) as file:
+        yield file
 
+
+async def test_a_full_disk_at_parking_fails_the_rollout_by_name(lives, monkeypatch, no_room):
     async def waits(chat, sandbox):
         await chat.say(ASK)
         await asyncio.sleep(30)
@@ -374,7 +377,7 @@ async def test_a_full_disk_at_parking_fails_the_rollout_by_name(lives, monkeypat
     async with opening as s:
         s.start()
         await s.until(TurnEnded)
-        monkeypatch.setattr(PayloadWriter, "_open", full)
+        monkeypatch.setattr(PayloadWriter, "_open", lambda self, name: no_room)
         s.park()
         failed = await s.until(RolloutFailed)
         assert (failed.owner, failed.cause) == ("infrastructure", "disk_full")
