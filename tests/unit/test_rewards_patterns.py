@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from headway.core.errors import EnvironmentSetupError
 from headway.core.records import Reward
 from headway.environments.dataset.rewards import judge
 from headway.environments.dataset.settings import DatasetSettings
@@ -14,8 +15,8 @@ from headway.rewards.shaping import shaped
 from headway.rewards.suite import Suite, read_pattern
 from tests.unit.reward_parts import case
 
-ENDLESS = r"(a|aa)+!"
-TEXT = "a" * 200  # re would need longer than the universe has been there
+ENDLESS = r"(a|aa)+$"
+TEXT = "a" * 200 + "b"  # re would need longer than the universe has been there
 
 
 @pytest.mark.parametrize(
@@ -32,10 +33,10 @@ TEXT = "a" * 200  # re would need longer than the universe has been there
 def test_the_last_match_is_that_of_re(pattern, text):
     for multiline in (False, True):
         ours = last_match(compiled(pattern, multiline=multiline), text)
-        theirs = [*re.finditer(pattern, text, re.MULTILINE * multiline), None][:-1]
-        assert (ours and (ours.span(), ours.groups())) == (
-            (theirs[-1].span(), theirs[-1].groups()) if theirs else None
-        )
+        theirs = list(re.finditer(pattern, text, re.MULTILINE * multiline))
+        assert (ours is None) == (not theirs)
+        if ours is not None:
+            assert (ours.span(), ours.groups()) == (theirs[-1].span(), theirs[-1].groups())
 
 
 def test_a_whole_match_spans_lines_where_it_is_told_to():
@@ -46,8 +47,11 @@ def test_a_whole_match_spans_lines_where_it_is_told_to():
 
 
 def test_what_takes_too_long_has_no_match():
+    with pytest.raises(TimeoutError):
+        compiled(ENDLESS).search(TEXT, timeout=0.1)
+    assert not fits(compiled(ENDLESS), TEXT)
     assert not fits(compiled(ENDLESS), TEXT, whole=True)
-    assert last_match(compiled(ENDLESS), f"aaa! {TEXT}") is None
+    assert last_match(compiled(ENDLESS, multiline=True), f"aaa\n{TEXT}") is None
 
 
 def test_every_pattern_of_users_is_given_up_in_time():
@@ -62,7 +66,9 @@ def test_every_pattern_of_users_is_given_up_in_time():
 def test_what_is_no_pattern_is_refused():
     with pytest.raises(ValueError, match="missing"):
         compiled("(")
-    with pytest.raises(Exception, match="the pattern of a suite must be a regular expression: missing"):
+    with pytest.raises(
+        EnvironmentSetupError, match="the pattern of a suite must be a regular expression: missing"
+    ):
         Suite(argv=("true",), result="pattern", pattern="(")
     (problem,) = DatasetSettings(data="x", reward="number", reply_pattern="(").problems()
     assert problem.rule.startswith("must be a regular expression: missing")

@@ -85,17 +85,15 @@ class Suite:
             rule = "only a suite with result junit knows its tests by name, which `expected` needs"
             raise EnvironmentSetupError(rule, value=self.result, remedy='Use result="junit"')
         if self.result == "pattern":
+            remedy = r"As in (?P<passed>\d+) of (?P<total>\d+)"
             try:
                 groups = compiled(self.pattern).groupindex
             except ValueError as error:
                 rule = f"the pattern of a suite must be a regular expression: {error}"
-                remedy = r"As in (?P<passed>\d+) of (?P<total>\d+)"
                 raise EnvironmentSetupError(rule, value=self.pattern, remedy=remedy) from None
             if "passed" not in groups or not groups.keys() & {"failed", "total"}:
                 rule = "the pattern of a suite must have groups passed, and failed or total"
-                raise EnvironmentSetupError(
-                    rule, value=self.pattern, remedy=r"As in (?P<passed>\d+) of (?P<total>\d+)"
-                )
+                raise EnvironmentSetupError(rule, value=self.pattern, remedy=remedy)
 
     async def __call__(self, case: Case) -> Reward:
         """Return the reward of a case, as a part of a rubric."""
